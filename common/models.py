@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records that cross a process border.
+
+Every process builds and reads these; ``common.wire`` turns them into plain dictionaries and back.
+They hold facts, never behaviour that needs I/O. A field added later has a default, so that an older
+sender and a newer reader (and the other way round) understand each other.
+Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch (UTC).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """The size of a server, frozen into it when it is created or resized."""
+
+    id: str
+    name: str
+    vcpus: int
+    memory_mb: int
+    root_gb: int
+    ephemeral_gb: int = 0
+    swap_mb: int = 0
+    extra_specs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def disk_gb(self) -> int:
+        """What the server takes of DISK_GB: root, ephemeral and swap, rounded up."""
+        return self.root_gb + self.ephemeral_gb + -(-self.swap_mb // 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """An image as the image service described it when the server was accepted."""
+
+    id: str
+    disk_format: str = "qcow2"
+    size: int = 0
+    hash_algo: str = ""
+    hash_value: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestSpec:
+    """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
+
+    ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
+    meta (dict), keys (list of {name, type, data}); ``user_data`` is base64 text as the API took it.
+    """
+
+    server: str
+    fence: int
+    name: str
+    flavor: Flavor
+    image: ImageRef | None = None
+    config_drive: bool = False
+    user_data: str | None = None
+    instance: JSON = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainState:
+    """One domain as a host sees it; ``fence`` is the one written in its metadata."""
+
+    server: str
+    power_state: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostInventory:
+    """What a host has; reported at hello and on change."""
+
+    hypervisor_type: str
+    hypervisor_version: int
+    hypervisor_hostname: str
+    vcpus: int
+    memory_mb: int
+    disk_gb: int
+    host_ip: str = "127.0.0.1"
+    cpu_info: JSON = field(default_factory=dict)
+    traits: list[str] = field(default_factory=list)
+    reserved_memory_mb: int = 0
+    reserved_disk_gb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One verb for one server on one host. ``key`` says which command it is: (action, step, attempt).
+
+    The fence is checked, never part of the key; ``session`` is the host session it was meant for.
+    """
+
+    action: str
+    step: str
+    attempt: int
+    server: str
+    fence: int
+    session: int
+    verb: str
+    args: JSON = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.action}/{self.step}/{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused (an old
+    fence or session) or unknown (a verb declared *once* that was found begun after a crash)."""
+
+    key: str
+    server: str
+    fence: int
+    status: str
+    data: JSON = field(default_factory=dict)
+    error: str = ""
+    details: str = ""
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What an agent says in the one exchange with the conductor.
+
+    ``session`` 0 is hello: it asks for a new session and brings ``inventory``. ``working`` lists the keys
+    of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
+    report when it is not None; ``changed`` single domains that an event spoke of. ``ask`` is true for the
+    periodic exchange, which is answered with what the host should be doing.
+    """
+
+    host: str
+    session: int
+    boot_id: str = ""
+    ask: bool = True
+    working: list[str] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    domains: list[DomainState] | None = None
+    changed: list[DomainState] = field(default_factory=list)
+    inventory: HostInventory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAnswer:
+    """The conductor's half: the session in force (0: say hello again), the result keys it has written
+    down, the commands and debts that the host does not seem to know of."""
+
+    session: int
+    acknowledged: list[str] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    guests: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What is wanted of placement for one server."""
+
+    server: str
+    project_id: str
+    resources: dict[str, int]
+    flavor_id: str = ""
+    image_id: str | None = None
+    availability_zone: str | None = None
+    force_host: str | None = None
+    excluded: list[str] = field(default_factory=list)
+    hints: JSON = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The scheduler's proposal: hosts in order of preference; why each of the others was left out.
+
+    ``rejected`` counts hosts by filter with the numbers as text, safe for tenants: ``reason`` is the
+    sentence made of it. ``by_host`` names each rejected host with its reason, for admins.
+    """
+
+    server: str
+    hosts: list[str]
+    reason: str = ""
+    by_host: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virt driver: what a host can do with guests.
+
+Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``, pass one
+contract suite (tests/contract/test_virt_driver.py). Every method that changes something is repeatable:
+called again after a crash at any line it ends in the same state. A fence is written into the domain's
+metadata by every verb that defines or starts it, and is what ``domains`` reports.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.models import DomainState, GuestSpec, HostInventory
+
+#: Power states as the Compute API numbers them.
+NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
+
+
+class VerbFailed(Exception):
+    """A definite failure: the verb did not happen and nothing of it runs.
+
+    ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether another
+    host may succeed (a full disk: yes; a hostile image: no).
+    """
+
+    def __init__(self, text: str, *, details: str = "", retryable: bool = False) -> None:
+        super().__init__(text)
+        self.details = details
+        self.retryable = retryable
+
+
+class Cancelled(Exception):
+    """A higher fence arrived while the verb ran; it stopped within five seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a verb may use while it runs: where to tell its phase, and whether to stop.
+
+    ``phase`` takes one of "fetching image", "making disks", "starting" …; ``cancelled`` is asked at least
+    every few seconds by anything long and answers True when the verb must raise ``Cancelled``.
+    """
+
+    phase: Callable[[str], None]
+    cancelled: Callable[[], bool]
+
+
+#: Opens an image for reading: image id -> chunks of bytes, at most 1 MiB each.
+ImageReader = Callable[[str], Iterator[bytes]]
+
+
+class Driver(Protocol):
+    """What each hypervisor must be able to do."""
+
+    def inventory(self) -> HostInventory:
+        """What this host has in all."""
+
+    def boot_id(self) -> str:
+        """A text that changes with every boot of the host."""
+
+    def domains(self) -> list[DomainState]:
+        """All domains of ours (those that carry our metadata), whatever their state; state only, cheap."""
+
+    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
+        """Image, disks, config drive, domain, start. After VerbFailed nothing of it is left running."""
+
+    def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
+        """Start the domain if it does not run. VerbFailed when it does not exist."""
+
+    def ensure_stopped(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
+        """Ask the guest to power off; after ``timeout`` seconds (0: at once) pull the plug."""
+
+    def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
+        """Restart the domain once for this fence: ACPI shutdown for ``timeout`` seconds, then hard.
+
+        A domain that runs and already carries this fence has been rebooted: nothing is done again.
+        A domain that is off is started.
+        """
+
+    def ensure_absent(self, server: str, fence: int) -> None:
+        """Destroy and undefine the domain, remove its disks and files. No domain: still removes files."""
+
+    def console_output(self, server: str, limit: int) -> str:
+        """The last ``limit`` bytes of the serial console, decoded with replacement; also of a domain that
+        is off. VerbFailed when the server has no console log here."""
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed(server)`` from a thread of the driver whenever a domain's state changed."""
+
+    def close(self) -> None:
+        """Let go of the hypervisor; guests run on."""
