@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is asking: made from the validated token, read by policy and the resources."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One request's caller. ``token`` is the caller's own, only for reads of the neighbours; it never
+    prints."""
+
+    user_id: str
+    project_id: str
+    roles: tuple[str, ...]
+    request_id: str
+    token: str = field(default="", repr=False)
+    global_request_id: str | None = None
+    system_scope: str | None = None
+    domain_id: str | None = None
+    project_name: str | None = None
+    remote_address: str | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        return "admin" in self.roles
