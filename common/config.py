@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option, in one place: few, with safe defaults.
+
+``load`` reads one file (``kilonova.conf``) into oslo.config's global object, because oslo.messaging only
+works with that one, and refuses a wrong value at start, naming the option and what is allowed. The sample
+in deploy/ is made from this list by ``kilonova config sample``.
+"""
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from oslo_config import cfg, types
+
+CONF = cfg.CONF
+DEFAULT_FILE = "/etc/kilonova/kilonova.conf"
+
+
+class ConfigError(Exception):
+    """A wrong or missing value; the text names the option and what is allowed."""
+
+
+def _url(schemes: tuple[str, ...]) -> types.ConfigType:
+    class Url(types.String):  # type: ignore[misc]  # oslo.config ships no types
+        def __call__(self, value: object) -> str:
+            text = str(super().__call__(value))
+            if not text.startswith(schemes):
+                raise ValueError(f"must start with one of {', '.join(schemes)}")
+            return text
+    return Url(max_length=2048)
+
+
+_DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+mysqldb://")
+
+OPTIONS: dict[str, Sequence[cfg.Opt]] = {
+    "DEFAULT": (
+        cfg.HostAddressOpt("host", default=socket.gethostname(), sample_default="the host's name",
+                           help="Name of this host in the cloud; it must never change."),
+        cfg.StrOpt("state_dir", default="/var/lib/kilonova",
+                   help="Folder for what must survive a restart: journal, guests' disks, image cache."),
+        cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
+                   help="Least severity that is logged."),
+    ),
+    "database": (
+        cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
+                help="SQLAlchemy URL of the database. SQLite is for one machine."),
+    ),
+    "api": (
+        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the API listens on."),
+        cfg.PortOpt("port", default=8774, help="Port of the API."),
+        cfg.IntOpt("workers", default=1, min=1, max=64, help="Processes of the API."),
+        cfg.IntOpt("threads", default=16, min=1, max=64, help="Threads of each API process."),
+        cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
+        cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
+        cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
+        cfg.StrOpt("policy_file", help="oslo.policy file that overrides the defaults, in Nova's rule names."),
+    ),
+    "conductor": (
+        cfg.IntOpt("batch", default=64, min=1, max=1000, help="Most actions advanced in one transaction."),
+        cfg.IntOpt("max_attempts", default=3, min=1, max=20, help="Hosts that a create is tried on."),
+        cfg.IntOpt("host_silence", default=30, min=10, max=600,
+                   help="Seconds without a sign of life after which a host counts as down."),
+    ),
+    "scheduler": (
+        cfg.ListOpt("enabled_filters", default=["ComputeFilter", "AvailabilityZoneFilter"],
+                    help="Filters, in order. VCPU, RAM and disk are always checked through inventories."),
+        cfg.FloatOpt("cpu_weight_multiplier", default=1.0, help="Weight of free VCPUs; negative: stack."),
+        cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory; negative: stack."),
+        cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk; negative: stack."),
+        cfg.StrOpt("default_availability_zone", default="nova", help="Zone of hosts in no aggregate with one."),
+    ),
+    "agent": (
+        cfg.StrOpt("driver", default="libvirt", choices=["libvirt", "memory"], help="What drives the guests."),
+        cfg.StrOpt("libvirt_uri", default="qemu:///system", help="libvirt's address."),
+        cfg.StrOpt("virt_type", default="auto", choices=["auto", "kvm", "qemu"],
+                   help="auto: KVM when a probe guest proves that it works, else emulation."),
+        cfg.IntOpt("workers", default=4, min=1, max=64, help="Commands carried out at the same time."),
+        cfg.IntOpt("shutdown_timeout", default=60, min=0, max=3600,
+                   help="Seconds that a guest has to power off before its plug is pulled."),
+        cfg.FloatOpt("cpu_allocation_ratio", default=4.0, min=0.1, help="VCPUs handed out per real one."),
+        cfg.FloatOpt("ram_allocation_ratio", default=1.0, min=0.1, help="Memory handed out per real MiB."),
+        cfg.FloatOpt("disk_allocation_ratio", default=1.0, min=0.1, help="Disk handed out per real GiB."),
+        cfg.IntOpt("reserved_memory_mb", default=512, min=0, help="Memory kept for the host itself, in MiB."),
+        cfg.IntOpt("reserved_disk_gb", default=0, min=0, help="Disk kept for the host itself, in GiB."),
+        cfg.IntOpt("memory_vcpus", default=1000, min=1, help="VCPUs of the memory driver's host."),
+        cfg.IntOpt("memory_mb", default=1024 * 1024, min=1, help="Memory of the memory driver's host, in MiB."),
+        cfg.IntOpt("memory_disk_gb", default=100_000, min=1, help="Disk of the memory driver's host, in GiB."),
+    ),
+    "identity": (
+        cfg.Opt("auth_url", type=_url(("http://", "https://")), default="http://127.0.0.1:5000/v3",
+                help="The identity service."),
+        cfg.StrOpt("username", default="kilonova", help="Kilonova's own user."),
+        cfg.StrOpt("password", default="", secret=True, help="Its password."),
+        cfg.StrOpt("project_name", default="service", help="Its project."),
+        cfg.StrOpt("domain", default="Default", help="Domain of that user and project."),
+        cfg.StrOpt("region", default="RegionOne", help="Region whose endpoints are used."),
+    ),
+    "image": (
+        cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
+        cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
+    ),
+    "quota": (
+        cfg.IntOpt("instances", default=10, min=-1, help="Servers of a project; -1: no limit."),
+        cfg.IntOpt("cores", default=20, min=-1, help="VCPUs of a project."),
+        cfg.IntOpt("ram", default=51200, min=-1, help="Memory of a project, in MiB."),
+        cfg.IntOpt("metadata_items", default=128, min=-1, help="Metadata items of a server."),
+        cfg.IntOpt("key_pairs", default=100, min=-1, help="Key pairs of a user."),
+        cfg.IntOpt("server_groups", default=10, min=-1, help="Server groups of a project."),
+        cfg.IntOpt("server_group_members", default=10, min=-1, help="Servers of a server group."),
+        cfg.IntOpt("injected_files", default=5, min=-1, help="Injected files of a server."),
+        cfg.IntOpt("injected_file_content_bytes", default=10240, min=-1, help="Bytes of an injected file."),
+        cfg.IntOpt("injected_file_path_bytes", default=255, min=-1, help="Bytes of an injected file's path."),
+    ),
+}
+
+
+def register(conf: cfg.ConfigOpts = CONF) -> None:
+    """Make the options known; harmless when repeated."""
+    for group, options in OPTIONS.items():
+        conf.register_opts(options, group=None if group == "DEFAULT" else group)
+
+
+def load(path: str | None = None) -> cfg.ConfigOpts:
+    """Read the file and check every value.
+
+    The path is, in order: the argument, $KILONOVA_CONF, /etc/kilonova/kilonova.conf (when it exists).
+
+    Raises:
+        ConfigError: the file is missing or an option has a wrong value or is unknown in its section.
+    """
+    register()
+    path = path or os.environ.get("KILONOVA_CONF") or (DEFAULT_FILE if os.path.exists(DEFAULT_FILE) else None)
+    files = [path] if path else []
+    try:
+        CONF(args=[], project="kilonova", default_config_files=files, default_config_dirs=[])
+        for group, options in OPTIONS.items():
+            section = CONF if group == "DEFAULT" else CONF[group]
+            for option in options:
+                section[option.dest]
+    except cfg.ConfigFilesNotFoundError as problem:
+        raise ConfigError(f"There is no configuration file {path}. Make one with: kilonova config sample") from problem
+    except cfg.Error as problem:
+        raise ConfigError(f"{path}: {problem}") from problem
+    return CONF
