@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A libvirtd of our own, apart from any other on the machine.
+
+Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect to, ``stop``
+ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it gets a mount namespace
+in which they are folders of ``state_dir``; and a PID namespace whose first process reaps the dead (libvirt
+waits for QEMU to vanish) and starts a daemon that died again. ``state_dir`` must be short: sockets live below
+it. Must stay true: nothing outside ``state_dir`` is written, and no process survives ``stop``.
+"""
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+#: libvirt's own folder -> ours, below the state folder.
+FOLDERS = {"/run/libvirt": "run", "/var/lib/libvirt": "lib", "/etc/libvirt": "etc", "/var/log/libvirt": "log",
+           "/var/cache/libvirt": "cache"}
+#: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
+DAEMONS = ("virtlogd", "libvirtd")
+PACKAGES = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
+CLONE_NEWNS, CLONE_NEWPID, PR_SET_PDEATHSIG = 0x00020000, 0x20000000, 1
+LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
+
+
+class Failed(Exception):
+    """libvirtd could not be started or stopped; the text says what to do next."""
+
+
+def uri(state_dir: str | Path) -> str:
+    """Where to connect to the libvirtd of this folder."""
+    return f"qemu+unix:///system?socket={_socket(Path(state_dir))}"
+
+
+def start(state_dir: str | Path, seconds: float = 30) -> str:
+    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI. Raises Failed."""
+    folder = Path(state_dir).resolve()
+    missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=_path()) is None]
+    if missing:
+        raise Failed(f"{', '.join(missing)} not found: install {PACKAGES}")
+    if len(str(folder)) > LONGEST_STATE_DIR:
+        raise Failed(
+            f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
+        )
+    if not is_running(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "libvirtd.out").open("ab") as out:
+            subprocess.Popen([sys.executable, __file__, "serve", str(folder)], stdin=subprocess.DEVNULL,
+                             stdout=out, stderr=out, start_new_session=True)
+    deadline = time.monotonic() + seconds
+    while not _accepts(folder):
+        if time.monotonic() > deadline:
+            raise Failed(
+                f"libvirtd did not answer within {seconds:.0f} s: see {folder}/libvirtd.out and "
+                f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)"
+            )
+        time.sleep(0.05)
+    return uri(folder)
+
+
+def stop(state_dir: str | Path, seconds: float = 30) -> None:
+    """End libvirtd and every guest it runs; harmless when it does not run. Raises Failed."""
+    folder = Path(state_dir).resolve()
+    deadline = time.monotonic() + seconds
+    while is_running(folder):
+        left = deadline - time.monotonic()
+        if left < -5:
+            raise Failed(f"libvirtd below {folder} does not end: its process is in {folder}/lock")
+        pid = (folder / "lock").read_text().strip()
+        if pid:
+            _signal(int(pid), signal.SIGTERM if left > 0 else signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def is_running(state_dir: str | Path) -> bool:
+    """Whether a process serves this folder: it holds the lock for as long as it lives."""
+    try:
+        with (Path(state_dir) / "lock").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def serve(state_dir: Path) -> int:
+    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests."""
+    with (state_dir / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        configure(state_dir)
+        _unshare(CLONE_NEWNS | CLONE_NEWPID)
+        child = os.fork()
+        if child == 0:
+            os._exit(_first_process(state_dir))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def configure(state_dir: Path) -> None:
+    """Write the configuration once; an operator's changes to it stay."""
+    for ours in FOLDERS.values():
+        (state_dir / ours).mkdir(parents=True, exist_ok=True)
+    files = {
+        "libvirtd.conf": f'auth_unix_rw = "none"\nunix_sock_rw_perms = "0700"\nhost_uuid = "{uuid.uuid4()}"\n',
+        "qemu.conf": 'user = "root"\ngroup = "root"\nsecurity_driver = "none"\nnamespaces = []\n'
+        'cgroup_controllers = []\nremember_owner = 0\nstdio_handler = "logd"\n',
+    }
+    for name, text in files.items():
+        path = state_dir / "etc" / name
+        if not path.exists():
+            path.write_text(text)
+
+
+def _first_process(state_dir: Path) -> int:
+    """Process 1 of the namespace: mounts, daemons, and reaping until told to stop."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _mount("--make-rprivate", "/")
+    _mount("-t", "proc", "proc", "/proc")
+    for theirs, ours in FOLDERS.items():
+        Path(theirs).mkdir(parents=True, exist_ok=True)
+        _mount("--bind", str(state_dir / ours), theirs)
+    for stale in (state_dir / "run").glob("*.pid"):
+        stale.unlink()
+    waited = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    daemons = {_spawn(daemon): daemon for daemon in DAEMONS}
+    while signal.sigwait(waited) == signal.SIGCHLD:
+        while dead := os.waitpid(-1, os.WNOHANG)[0]:
+            if dead in daemons:
+                time.sleep(PAUSE_BEFORE_RESTART)
+                daemon = daemons.pop(dead)
+                daemons[_spawn(daemon)] = daemon
+    return 0
+
+
+def _spawn(daemon: str) -> int:
+    path = shutil.which(daemon, path=_path())
+    assert path is not None, "start() has looked for it"
+    return os.posix_spawn(path, [path], os.environ, setsid=True, setsigmask=[])
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _unshare(flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags) != 0:
+        raise Failed(
+            f"no namespaces: {os.strerror(ctypes.get_errno())}; run as root (in a container: --privileged)"
+        )
+
+
+def _signal(pid: int, number: int) -> None:
+    """Only to the process that serves: a recycled number is left alone."""
+    try:
+        if b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, number)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def _socket(state_dir: Path) -> Path:
+    return state_dir.resolve() / "run" / "libvirt-sock"
+
+
+def _accepts(state_dir: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(_socket(state_dir)))
+        except OSError:
+            return False
+    return True
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["start", folder]:
+            print(start(folder))
+        case ["stop", folder]:
+            stop(folder)
+        case ["serve", folder]:
+            return serve(Path(folder).resolve())
+        case _:
+            print("usage: libvirtd start|stop|serve STATE_DIR", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Failed as failure:
+        sys.exit(str(failure))
