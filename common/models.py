@@ -176,11 +176,13 @@ class RequestSpec:
 class Selection:
     """The scheduler's proposal: hosts in order of preference; why each of the others was left out.
 
-    ``rejected`` counts hosts by filter with the numbers as text, safe for tenants: ``reason`` is the
-    sentence made of it. ``by_host`` names each rejected host with its reason, for admins.
+    ``reason`` is a sentence with the number of hosts that each filter removed, safe for tenants;
+    ``by_host`` names each rejected host with its reason, for admins; ``zones`` is the availability zone of
+    each proposed host.
     """
 
     server: str
     hosts: list[str]
     reason: str = ""
     by_host: dict[str, str] = field(default_factory=dict)
+    zones: dict[str, str] = field(default_factory=dict)

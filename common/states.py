@@ -130,3 +130,20 @@ def vm_states_of(status_name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
             if tasks:
                 found.append((vm_state, tasks))
     return tuple(found)
+
+
+#: What os-instance-actions calls the steps of a workflow; clients and Tempest wait for these names.
+EVENT_NAMES: dict[tuple[str, str], str] = {
+    ("create", "place"): "conductor_schedule_and_build_instances",
+    ("create", "build"): "compute__do_build_and_run_instance",
+    ("start", "run"): "compute_start_instance",
+    ("stop", "stop"): "compute_stop_instance",
+    ("reboot_soft", "reboot"): "compute_reboot_instance",
+    ("reboot_hard", "reboot"): "compute_reboot_instance",
+    ("delete", "remove"): "compute_terminate_instance",
+}
+
+
+def event_name(workflow: str, step: str) -> str:
+    """The API's name of a step's event."""
+    return EVENT_NAMES.get((workflow, step), f"conductor_{step}")

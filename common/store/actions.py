@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions and their journal: what was asked of servers, how far it is, and what happened.
+
+``begin`` is the one door through which an action takes a server: under the server's lock it compares
+state and holder and raises the fence. The API calls ``begin``; the conductor's runner calls the rest.
+An action is *due* (a conductor should advance it from ``due_at`` on), *waiting* (its command is at a host)
+or ended: done, failed, superseded.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, ids, states
+from common.clock import SECOND
+from common.context import RequestContext
+from common.store.engine import for_update, now, update_grouped
+from common.store.schema import actions, events, servers
+
+LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
+ENDED = ("done", "failed", "superseded")
+LIVE = ("due", "waiting")
+Values = dict[str, Any]
+
+
+def begin(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
+          args: Values | None = None, project_id: str | None = None) -> str:
+    """Let an action take the server, if its state, lock and holder allow; returns the action's id.
+
+    Raises the fence. A row that supersedes ends the running action without its undo. ``project_id`` None
+    means any project.
+
+    Raises:
+        NotFound: no such server (in that project).
+        Locked: a lock forbids it. WrongState, Conflict: its state or a running action does.
+    """
+    found = _take_lock(tx, server_id, project_id)
+    _check(row, server_id, found, context)
+    if row.supersedes and found.action:
+        supersede(tx, found.action)
+    action_id = ids.new()
+    tx.execute(sa.update(servers).where(servers.c.id == server_id).values(
+        fence=found.fence + 1, action=action_id, task_state=row.during or found.task_state, updated_at=now()))
+    insert(tx, [{"id": action_id, "server_id": server_id, "project_id": found.project_id,
+                 "user_id": context.user_id, "request_id": context.request_id, "name": row.name,
+                 "workflow": row.workflow, "args": args or {}, "fence": found.fence + 1,
+                 "data": {"after": found.action} if found.action else {}}])
+    return action_id
+
+
+def _take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:
+    query = sa.select(servers.c.project_id, servers.c.fence, servers.c.action, servers.c.vm_state,
+                      servers.c.task_state, servers.c.locked, servers.c.locked_by).where(
+        servers.c.id == server_id, servers.c.deleted == 0)
+    if project_id is not None:
+        query = query.where(servers.c.project_id == project_id)
+    found = tx.execute(for_update(query)).first()
+    if found is None:
+        raise errors.NotFound(f"Instance {server_id} could not be found.")
+    return found
+
+
+def _check(row: states.Action, server_id: str, found: Row[Any], context: RequestContext) -> None:
+    """Whether the table allows the action now."""
+    if row.locked and found.locked and not context.is_admin:
+        raise errors.Locked(server_id)
+    if row.vm != states.ANY and found.vm_state not in row.vm:
+        raise errors.WrongState(row.name, server_id, "vm_state", found.vm_state)
+    if row.task != states.ANY and found.task_state not in row.task:
+        raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
+    if found.action and not row.supersedes:
+        raise errors.Conflict(f"Instance {server_id} is busy with another action.")
+
+
+def insert(tx: Connection, rows: Sequence[Values]) -> None:
+    """Write new actions, due at once."""
+    base = {"version": 1, "state": "due", "phase": "do", "attempt": 1, "sends": 0, "next_seq": 1}
+    statement = sa.insert(actions).values(created_at=now(), updated_at=now(), due_at=now())
+    tx.execute(statement, [{**base, "data": {}, "args": {}, **row} for row in rows])
+
+
+def supersede(tx: Connection, action_id: str) -> None:
+    """End a running action without its undo: whatever it left is found through its server's guests.
+
+    Its lease stays, so that the action that follows can see when the old burst has let go.
+    """
+    tx.execute(sa.update(actions).where(actions.c.id == action_id, actions.c.state.in_(LIVE)).values(
+        state="superseded", due_at=None, secrets=None, finished_at=now(), updated_at=now(),
+        message="Superseded by a later action."))
+
+
+def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int) -> list[Row[Any]]:
+    """Lease up to ``limit`` due actions of workflows that this conductor knows, oldest first.
+
+    ``workflows`` maps each name to the highest version understood: newer ones are left alone.
+    """
+    known = sa.or_(*(sa.and_(actions.c.workflow == name, actions.c.version <= version)
+                     for name, version in workflows.items()))
+    free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
+    query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known)
+    rows = list(tx.execute(query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)))
+    if rows:
+        tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(
+            owner=owner, lease_until=now() + LEASE))
+    return rows
+
+
+def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
+    """End the lease of a burst whose outcome was not written (it lost the fence, or nobody answered)."""
+    tx.execute(sa.update(actions).where(actions.c.id.in_(list(action_ids)), actions.c.owner == owner).values(
+        owner=None, lease_until=None))
+
+
+def free_leases_of(tx: Connection, owner: str) -> None:
+    """A conductor that starts again under its name frees what its predecessor held."""
+    tx.execute(sa.update(actions).where(actions.c.owner == owner, actions.c.state == "due").values(
+        owner=None, lease_until=None))
+
+
+def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+    """Lock servers in the order of their ids; the fence that each has now is the one that counts."""
+    query = sa.select(servers).where(servers.c.id.in_(sorted(set(server_ids)))).order_by(servers.c.id)
+    return {row.id: row for row in tx.execute(for_update(query))}
+
+
+def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+    """Servers by id, without locks."""
+    query = sa.select(servers).where(servers.c.id.in_(sorted(set(server_ids))))
+    return {row.id: row for row in tx.execute(query)}
+
+
+def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, Row[Any]]:
+    """Lock actions; their servers are locked already."""
+    query = sa.select(actions).where(actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
+    return {row.id: row for row in tx.execute(for_update(query))}
+
+
+def update(tx: Connection, changes: dict[str, Values]) -> None:
+    """Write the heads of the journals of many actions."""
+    update_grouped(tx, actions, actions.c.id, {key: {**values, "updated_at": now()} for key, values in changes.items()})
+
+
+def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
+    """Write many servers whose rows are locked and whose fences were compared."""
+    update_grouped(tx, servers, servers.c.id, {key: {**values, "updated_at": now()} for key, values in changes.items()})
+
+
+def append(tx: Connection, rows: Sequence[Values]) -> None:
+    """Append events to journals; each row has action_id, seq, step, attempt, event and may have host,
+    message, details."""
+    if rows:
+        base = {"host": None, "message": None, "details": None}
+        tx.execute(sa.insert(events).values(at=now()), [{**base, **row} for row in rows])
+
+
+def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:
+    """Actions whose command is at this host and was sent more than ``older_than`` µs ago."""
+    query = sa.select(actions).where(actions.c.host == host, actions.c.state == "waiting",
+                                     actions.c.sent_at <= now() - older_than)
+    return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit)))
+
+
+def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
+    """A command was sent once more."""
+    tx.execute(sa.update(actions).where(actions.c.id.in_(action_ids), actions.c.state == "waiting").values(
+        sent_at=now(), sends=actions.c.sends + 1))
+
+
+def busy_until(tx: Connection, action_id: str) -> int | None:
+    """Until when the burst of an ended action may still be in hand; None when it has let go."""
+    return tx.scalar(sa.select(actions.c.lease_until).where(
+        actions.c.id == action_id, actions.c.lease_until > now()))
+
+
+def step_outcome(tx: Connection, action_id: str, step: str) -> Row[Any] | None:
+    """The last *succeeded* or *failed* event of a step, for answer_after; None while it is not there."""
+    query = sa.select(events).where(events.c.action_id == action_id, events.c.step == step,
+                                    events.c.event.in_(("succeeded", "failed")))
+    return tx.execute(query.order_by(events.c.seq.desc()).limit(1)).first()
+
+
+def show_by_id(tx: Connection, action_id: str) -> Row[Any] | None:
+    """One action."""
+    return tx.execute(sa.select(actions).where(actions.c.id == action_id)).first()
+
+
+def list_for(tx: Connection, server_id: str, *, limit: int = 1000, marker: str | None = None,
+             changed_since: int | None = None, changed_before: int | None = None) -> list[Row[Any]]:
+    """The actions of a server, newest first; ``marker`` is the request id of the last one seen.
+
+    Raises:
+        BadRequest: the marker is none of this server's actions.
+    """
+    query = sa.select(actions).where(actions.c.server_id == server_id)
+    if changed_since is not None:
+        query = query.where(actions.c.updated_at >= changed_since)
+    if changed_before is not None:
+        query = query.where(actions.c.updated_at <= changed_before)
+    if marker is not None:
+        last = show(tx, server_id, marker)
+        if last is None:
+            raise errors.BadRequest(f"Marker {marker} could not be found.")
+        query = query.where(sa.or_(actions.c.created_at < last.created_at, sa.and_(
+            actions.c.created_at == last.created_at, actions.c.id < last.id)))
+    return list(tx.execute(query.order_by(actions.c.created_at.desc(), actions.c.id.desc()).limit(limit)))
+
+
+def show(tx: Connection, server_id: str, request_id: str) -> Row[Any] | None:
+    """A server's action by the request that asked for it."""
+    query = sa.select(actions).where(actions.c.server_id == server_id, actions.c.request_id == request_id)
+    return tx.execute(query.order_by(actions.c.created_at.desc()).limit(1)).first()
+
+
+def events_of(tx: Connection, action_id: str) -> list[Row[Any]]:
+    """The journal of an action, in order."""
+    return list(tx.execute(sa.select(events).where(events.c.action_id == action_id).order_by(events.c.seq)))

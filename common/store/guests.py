@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests: where a domain of a server exists or may exist, and what is wanted of it.
+
+A row with ``absent`` is a *debt*: it stays until its host has confirmed that nothing is left, and it is the
+only licence to remove a domain. A guest's allocations live and die with its row (``allocations`` is called
+from here and from nowhere else), so the two can always be compared.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common.store import allocations
+from common.store.engine import for_update, now
+from common.store.schema import guests, heartbeats, servers, services
+
+RUNNING, STOPPED, ABSENT = "running", "stopped", "absent"
+
+
+def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """New guests of placements that were just claimed: each row has server_id, host, fence."""
+    tx.execute(sa.insert(guests).values(changed_at=now()), [
+        {"wanted": RUNNING, "may_run": True, **row} for row in rows])
+
+
+def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:
+    """Say what is wanted of the guests of these servers that are not debts."""
+    tx.execute(sa.update(guests).where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted != ABSENT).values(
+        wanted=wanted, may_run=may_run, changed_at=now()))
+
+
+def set_fence(tx: Connection, server_id: str, fence: int) -> None:
+    """The fence that the guest's host must know."""
+    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT).values(fence=fence))
+
+
+def owe(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True) -> None:
+    """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known that
+    nothing of them runs."""
+    change = sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)
+    if host is not None:
+        change = change.where(guests.c.host == host)
+    values: dict[str, Any] = {"wanted": ABSENT, "fence": fence, "changed_at": now(), "sent_at": None}
+    if not may_run:
+        values["may_run"] = False
+    tx.execute(change.values(values))
+
+
+def pay(tx: Connection, paid: Iterable[tuple[str, str, int]]) -> set[str]:
+    """Strike debts that hosts have confirmed: (server, host, fence); gives their allocations back.
+
+    Returns the servers that some debt was struck of. A confirmation under an older fence is ignored.
+    """
+    wanted = {(server, host): fence for server, host, fence in paid}
+    if not wanted:
+        return set()
+    rows = tx.execute(for_update(sa.select(guests).where(
+        guests.c.server_id.in_(sorted({server for server, _ in wanted})), guests.c.wanted == ABSENT)))
+    struck = [(row.server_id, row.host) for row in rows
+              if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]]
+    if struck:
+        allocations.release(tx, struck)
+        for server, host in struck:
+            tx.execute(sa.delete(guests).where(guests.c.server_id == server, guests.c.host == host))
+    return {server for server, _ in struck}
+
+
+def debts(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:
+    """Debts of a host that were not sent within the last ``older_than`` µs."""
+    late = sa.or_(guests.c.sent_at.is_(None), guests.c.sent_at <= now() - older_than)
+    query = sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT, late)
+    return list(tx.execute(query.order_by(guests.c.changed_at).limit(limit)))
+
+
+def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[Row[Any]]:
+    """The debts of these servers, with ``up``: whether their host can be reached."""
+    up = sa.and_(sa.func.coalesce(heartbeats.c.up, sa.false()), sa.not_(sa.func.coalesce(services.c.forced_down,
+                                                                                     sa.false())))
+    query = sa.select(guests, up.label("up")).select_from(
+        guests.outerjoin(services, sa.and_(services.c.host == guests.c.host, services.c.binary == "nova-compute"))
+        .outerjoin(heartbeats, sa.and_(heartbeats.c.host == guests.c.host, heartbeats.c.binary == "nova-compute")))
+    return list(tx.execute(query.where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted == ABSENT)))
+
+
+def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
+    """The command to remove them was sent."""
+    tx.execute(sa.update(guests).where(guests.c.host == host, guests.c.server_id.in_(server_ids)).values(sent_at=now()))
+
+
+def fences_on(tx: Connection, host: str) -> dict[str, int]:
+    """All that may exist on a host, with the fence it must know: the answer to its hello."""
+    return {row.server_id: row.fence for row in tx.execute(
+        sa.select(guests.c.server_id, guests.c.fence).where(guests.c.host == host))}
+
+
+def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:
+    """Idle servers whose guests should run on this host."""
+    query = sa.select(servers.c.id, servers.c.project_id).join(guests, guests.c.server_id == servers.c.id)
+    return list(tx.execute(query.where(guests.c.host == host, guests.c.wanted == RUNNING, servers.c.action.is_(None),
+                                       servers.c.deleted == 0)))
+
+

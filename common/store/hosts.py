@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts: the machines with an agent; their session, and what they have (a resource provider each).
+
+``hello`` is called by the conductor when an agent starts or comes back after silence; ``list_all`` is what
+the API's hypervisors are made of.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import ids
+from common.models import HostInventory
+from common.store import allocations, services
+from common.store.engine import for_update, insert_ignore, now
+from common.store.schema import (allocations as allocations_table, heartbeats, hosts, inventories, provider_traits,
+                                 providers, servers, services as services_table)
+
+
+def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory, ratios: dict[str, float]
+          ) -> tuple[int, bool]:
+    """Give the host a new session and take in its inventory; returns (session, whether it was booted anew)."""
+    facts: dict[str, Any] = {
+        "hypervisor_type": inventory.hypervisor_type, "hypervisor_version": inventory.hypervisor_version,
+        "hypervisor_hostname": inventory.hypervisor_hostname, "host_ip": inventory.host_ip,
+        "cpu_info": inventory.cpu_info, "traits": sorted(inventory.traits)}
+    insert_ignore(tx, hosts, {"name": name, "session": 0, "boot_id": boot_id, "booted_at": now(), "created_at": now(),
+                              "updated_at": now(), **facts})
+    row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
+    booted = row.boot_id != boot_id
+    values = {"session": row.session + 1, "boot_id": boot_id, "updated_at": now(), **facts}
+    if booted:
+        values["booted_at"] = now()
+    tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
+    services.enrol(tx, name, services.COMPUTE)
+    services.beat(tx, [name], services.COMPUTE)
+    _provide(tx, name, inventory, ratios)
+    return row.session + 1, booted
+
+
+def _provide(tx: Connection, name: str, inventory: HostInventory, ratios: dict[str, float]) -> None:
+    """The provider of a host says what it has; reserved and ratio are the operator's once they exist."""
+    uuid = ids.new()
+    insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": uuid, "name": name, "host": name, "generation": 0,
+                                  "created_at": now(), "changed_at": now()})
+    provider = tx.scalar(sa.select(providers.c.id).where(providers.c.host == name))
+    assert provider is not None
+    allocations.touch(tx, [provider])
+    for resource, total, reserved in (("VCPU", inventory.vcpus, 0),
+                                      ("MEMORY_MB", inventory.memory_mb, inventory.reserved_memory_mb),
+                                      ("DISK_GB", inventory.disk_gb, inventory.reserved_disk_gb)):
+        values = {"total": total, "max_unit": max(total, 1)}
+        key = (inventories.c.provider_id == provider, inventories.c.resource_class == resource)
+        if not tx.execute(sa.select(inventories.c.total).where(*key)).first():
+            tx.execute(sa.insert(inventories).values(provider_id=provider, resource_class=resource, reserved=reserved,
+                                                     allocation_ratio=ratios.get(resource, 1.0), **values))
+        else:
+            tx.execute(sa.update(inventories).where(*key).values(
+                values | {"reserved": reserved, "allocation_ratio": ratios.get(resource, 1.0)}))
+    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider))
+    if inventory.traits:
+        tx.execute(sa.insert(provider_traits), [{"provider_id": provider, "trait": trait}
+                                                for trait in sorted(set(inventory.traits))])
+
+
+def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
+    """The session in force of each of these hosts."""
+    return {row.name: row.session for row in tx.execute(
+        sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
+
+
+def list_all(tx: Connection, name: str | None = None) -> list[dict[str, Any]]:
+    """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down, up), their
+    inventory by class (total, reserved, ratio, used) and ``running_vms``; three statements whatever their number."""
+    both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE)
+    beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == services.COMPUTE)
+    query = sa.select(
+        hosts, services_table.c.id.label("service_id"), services_table.c.uuid.label("service_uuid"),
+        services_table.c.disabled, services_table.c.disabled_reason, services_table.c.forced_down, heartbeats.c.up,
+        heartbeats.c.seen_at, providers.c.id.label("provider_id"), providers.c.uuid.label("provider_uuid"),
+    ).select_from(hosts.join(services_table, both).outerjoin(heartbeats, beats)
+                  .join(providers, providers.c.host == hosts.c.name)).order_by(services_table.c.id)
+    if name is not None:
+        query = query.where(hosts.c.name == name)
+    found = [dict(row._mapping) for row in tx.execute(query)]
+    stock = _stock(tx, [host["provider_id"] for host in found])
+    counts = _counts(tx, [host["name"] for host in found])
+    for host in found:
+        host["inventory"] = stock.get(host["provider_id"], {})
+        host["running_vms"] = counts.get(host["name"], 0)
+    return found
+
+
+def _stock(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, dict[str, float]]]:
+    used: dict[tuple[int, str], int] = {}
+    for row in tx.execute(sa.select(allocations_table.c.provider_id, allocations_table.c.resource_class,
+                                    sa.func.sum(allocations_table.c.used).label("used"))
+                          .where(allocations_table.c.provider_id.in_(provider_ids))
+                          .group_by(allocations_table.c.provider_id, allocations_table.c.resource_class)):
+        used[row.provider_id, row.resource_class] = int(row.used)
+    stock: dict[int, dict[str, dict[str, float]]] = {}
+    for row in tx.execute(sa.select(inventories).where(inventories.c.provider_id.in_(provider_ids))):
+        stock.setdefault(row.provider_id, {})[row.resource_class] = {
+            "total": row.total, "reserved": row.reserved, "ratio": row.allocation_ratio,
+            "used": used.get((row.provider_id, row.resource_class), 0)}
+    return stock
+
+
+def _counts(tx: Connection, names: list[str]) -> dict[str, int]:
+    return {row.host: row.number for row in tx.execute(
+        sa.select(servers.c.host, sa.func.count().label("number"))
+        .where(servers.c.host.in_(names), servers.c.deleted == 0).group_by(servers.c.host))}

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services: one row for each process kind on a host, and its narrow row of heartbeats.
+
+Whether a service is up is *judged* by the conductors (``judge``) and written down; everybody else reads the
+flag. Silence counts only while the one who judges hears itself through the broker and most hosts are heard.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, ids
+from common.clock import SECOND
+from common.store.engine import insert_ignore, now
+from common.store.schema import heartbeats, services
+
+COMPUTE, CONDUCTOR, SCHEDULER = "nova-compute", "nova-conductor", "nova-scheduler"
+FEW, MOST = 5, 0.8          #: below FEW hosts one that is heard is enough, else this share of them
+
+
+def enrol(tx: Connection, host: str, binary: str) -> None:
+    """Make a service known; harmless when it is."""
+    if tx.scalar(sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)) is None:
+        insert_ignore(tx, services, {"uuid": ids.new(), "host": host, "binary": binary, "disabled": False,
+                                     "forced_down": False, "created_at": now(), "updated_at": now()})
+    insert_ignore(tx, heartbeats, {"host": host, "binary": binary, "seen_at": now(), "up": True})
+
+
+def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
+    """These services gave a sign of life: one statement for all."""
+    tx.execute(sa.update(heartbeats).where(heartbeats.c.binary == binary, heartbeats.c.host.in_(sorted(hosts))).values(
+        seen_at=now(), up=True))
+
+
+def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
+    """Mark services silent for ``silence`` seconds as down; returns (compute hosts newly down, doubtful).
+
+    Doubtful means that too few compute hosts are heard for silence to mean anything: nothing is changed.
+    """
+    limit = now() - silence * SECOND
+    late = list(tx.execute(sa.select(heartbeats.c.host, heartbeats.c.binary).where(
+        heartbeats.c.up.is_(True), heartbeats.c.seen_at < limit)))
+    if not late:
+        return [], False
+    computes = [row.host for row in late if row.binary == COMPUTE]
+    others = [row.host for row in late if row.binary != COMPUTE]
+    heard, known = tx.execute(sa.select(
+        sa.func.coalesce(sa.func.sum(sa.case((heartbeats.c.seen_at >= limit, 1), else_=0)), 0), sa.func.count()).where(
+        heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))).one()
+    doubtful = bool(computes) and (heard < 1 if known < FEW else heard < MOST * known)
+    if computes and not doubtful:
+        tx.execute(sa.update(heartbeats).where(heartbeats.c.binary == COMPUTE, heartbeats.c.host.in_(computes),
+                                               heartbeats.c.seen_at < limit).values(up=False))
+    if others:
+        tx.execute(sa.update(heartbeats).where(heartbeats.c.binary != COMPUTE, heartbeats.c.host.in_(others),
+                                               heartbeats.c.seen_at < limit).values(up=False))
+    return ([] if doubtful else computes), doubtful
+
+
+def _joined() -> sa.Select[Any]:
+    return sa.select(services, heartbeats.c.seen_at, heartbeats.c.up).select_from(services.outerjoin(
+        heartbeats, sa.and_(heartbeats.c.host == services.c.host, heartbeats.c.binary == services.c.binary)))
+
+
+def list_all(tx: Connection, host: str | None = None, binary: str | None = None) -> list[Row[Any]]:
+    """Services with ``seen_at`` and ``up`` (None when never heard), by id."""
+    query = _joined().order_by(services.c.id)
+    if host is not None:
+        query = query.where(services.c.host == host)
+    if binary is not None:
+        query = query.where(services.c.binary == binary)
+    return list(tx.execute(query))
+
+
+def show(tx: Connection, uuid: str) -> Row[Any] | None:
+    """One service by its uuid."""
+    return tx.execute(_joined().where(services.c.uuid == uuid)).first()
+
+
+def is_up(tx: Connection, host: str) -> bool:
+    """Whether commands reach this compute host now."""
+    row = tx.execute(_joined().where(services.c.host == host, services.c.binary == COMPUTE)).first()
+    return row is not None and bool(row.up) and not row.forced_down
+
+
+def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
+    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
+
+    Raises:
+        NotFound: there is none with this uuid.
+    """
+    unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
+    if unknown:
+        raise ValueError(f"not settable: {sorted(unknown)}")
+    if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes, updated_at=now())).rowcount:
+        raise errors.NotFound(f"Service {uuid} could not be found.")
