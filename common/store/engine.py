@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
@@ -129,13 +130,11 @@ def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
 
 def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> None:
     """Insert a row unless its key exists."""
-    if tx.dialect.name == "sqlite":
-        tx.execute(sa.insert(table).prefix_with("OR IGNORE"), values)
-    elif tx.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert
-        tx.execute(insert(table).on_conflict_do_nothing(), values)
+    if tx.dialect.name == "postgresql":
+        tx.execute(postgresql.insert(table).values(values).on_conflict_do_nothing())
     else:
-        tx.execute(sa.insert(table).prefix_with("IGNORE"), values)
+        word = "OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE"
+        tx.execute(sa.insert(table).prefix_with(word).values(values))
 
 
 def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes: dict[Any, dict[str, Any]]) -> None:

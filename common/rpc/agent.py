@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents answer: commands (``do``, cast) and questions that the API asks at once (``query``)."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from common.models import Command
+from common.rpc.transport import Transport
+from common.wire import from_wire, to_wire
+
+TOPIC = "kilonova-agent"
+
+
+class Agent(Protocol):
+    """The interface that an agent process serves."""
+
+    def do(self, commands: list[Command], token: str | None) -> None:
+        """Take these commands in hand; ``token`` opens the image service for them."""
+
+    def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question about a guest at once."""
+
+
+def serve(transport: Transport, host: str, agent: Agent) -> None:
+    """Answer conductors and the API."""
+    def do(commands: list[dict[str, Any]], token: str | None) -> None:
+        agent.do([from_wire(Command, command) for command in commands], token)
+
+    def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return agent.query(verb, arguments)
+    transport.serve(TOPIC, host, {"do": do, "query": query})
+
+
+class Client:
+    """For conductors (``do``) and the API (``query``)."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def do(self, host: str, commands: Sequence[Command], token: str | None) -> bool:
+        """Cast commands to a host; False when they were lost: the next sync sends them again."""
+        return self._transport.cast(TOPIC, "do", server=host, commands=to_wire(list(commands)), token=token)
+
+    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+        """Ask a host; raises NoAnswer, or the Problem that it answers with."""
+        answer: dict[str, Any] = self._transport.call(TOPIC, "query", server=host, timeout=timeout, verb=verb,
+                                                      arguments=arguments)
+        return answer

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What conductors answer: the doorbell (``ring``) and the one exchange with agents (``sync``).
+
+``Bell`` is what the API rings: it never blocks, and one background thread sends one message for all rings
+since the last; a ring that is lost costs at most the conductor's next sweep.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from common.models import Sync, SyncAnswer
+from common.rpc.transport import Transport
+from common.wire import from_wire, to_wire
+
+TOPIC = "kilonova-conductor"
+
+
+class Conductor(Protocol):
+    """The interface that a conductor process serves."""
+
+    def ring(self) -> None:
+        """There may be due actions."""
+
+    def sync(self, request: Sync) -> tuple[SyncAnswer, str | None]:
+        """Take in what an agent says; answer what it should know, and a token for the image service."""
+
+
+def serve(transport: Transport, name: str, conductor: Conductor) -> None:
+    """Answer agents and rings."""
+    def sync(request: dict[str, object]) -> dict[str, object]:
+        answer, token = conductor.sync(from_wire(Sync, request))
+        return {"answer": to_wire(answer), "token": token}
+    transport.serve(TOPIC, name, {"ring": conductor.ring, "sync": sync})
+
+
+class Client:
+    """For agents."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, str | None]:
+        """Exchange once. Raises NoAnswer."""
+        reply = self._transport.call(TOPIC, "sync", timeout=timeout, request=to_wire(request))
+        return from_wire(SyncAnswer, reply["answer"]), reply["token"]
+
+
+class Bell:
+    """Rings any conductor, or the one named ``server``, without ever making the caller wait."""
+
+    def __init__(self, transport: Transport, server: str | None = None) -> None:
+        self._transport, self._server = transport, server
+        self._rung = threading.Event()
+        threading.Thread(target=self._run, name="bell", daemon=True).start()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    def _run(self) -> None:
+        while True:
+            self._rung.wait()
+            self._rung.clear()
+            self._transport.cast(TOPIC, "ring", server=self._server)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What schedulers answer: which hosts, in which order, and why not the others."""
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from common.models import RequestSpec, Selection
+from common.rpc.transport import Transport
+from common.wire import from_wire, to_wire
+
+TOPIC = "kilonova-scheduler"
+TIMEOUT, TRIES = 2.0, 3
+
+
+class Scheduler(Protocol):
+    """The interface that a scheduler process serves."""
+
+    def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
+        """Propose hosts for each request; ``fresh``: from a snapshot read after the request arrived."""
+
+
+def serve(transport: Transport, name: str, scheduler: Scheduler) -> None:
+    """Answer conductors and the API."""
+    def select(specs: list[dict[str, Any]], fresh: bool) -> list[Any]:
+        return [to_wire(selection) for selection in
+                scheduler.select([from_wire(RequestSpec, spec) for spec in specs], fresh)]
+    transport.serve(TOPIC, name, {"select": select})
+
+
+class Client:
+    """For conductors and the API."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def select(self, specs: list[RequestSpec], fresh: bool = False) -> list[Selection]:
+        """Ask any scheduler.
+
+        Raises:
+            NoAnswer: none answered; that is waiting, never "no valid host".
+        """
+        answer = self._transport.call(TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh)
+        return [from_wire(Selection, selection) for selection in answer]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""oslo.messaging over RabbitMQ, with threads; the only module that knows it.
+
+The threading backend must be chosen before oslo.messaging is imported, or eventlet comes along; ``connect``
+refuses a process in which anything was monkey-patched. A cast gives up after one try: the sweep and the
+sync exchange make up for it.
+"""
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from oslo_service import backend
+
+backend.init_backend(backend.BackendType.THREADING)
+import oslo_messaging  # noqa: E402  # after the backend is chosen, see the docstring
+from kombu import exceptions as kombu_exceptions  # noqa: E402
+from oslo_config import cfg  # noqa: E402
+
+from common import errors  # noqa: E402
+
+log = logging.getLogger(__name__)
+CONTROL_EXCHANGE = "kilonova"
+_LOST = (oslo_messaging.MessagingException, kombu_exceptions.KombuError, OSError)
+
+
+class Transport:
+    """One process's connection to the broker; made after the process has forked."""
+
+    def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
+        if getattr(socket.socket, "__module__", "socket") not in ("socket", "_socket"):
+            raise RuntimeError("sockets are monkey-patched; run Kilonova without eventlet and gevent")
+        oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
+        self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
+        _tune(conf)
+        self._options = oslo_messaging.TransportOptions(at_least_once=True)
+        self._servers: list[Any] = []
+
+    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        """Send and forget; False when the broker or the queue is not there."""
+        try:
+            self._client(topic, server, None).cast({}, method, **arguments)
+        except _LOST as problem:
+            log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
+            return False
+        return True
+
+    def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
+        """Ask and wait.
+
+        Raises:
+            NoAnswer: nobody answered in time: what became of the question is unknown.
+            Problem: the one that the other side raised.
+        """
+        try:
+            answer = self._client(topic, server, timeout).call({}, method, **arguments)
+        except _LOST as problem:
+            raise errors.NoAnswer(f"{server or topic} did not answer {method} within {timeout:g} s.") from problem
+        if isinstance(answer, dict) and "problem" in answer:
+            kind = getattr(errors, answer["problem"], errors.Problem)
+            raise kind(answer["text"]) if kind not in (errors.OverQuota, errors.WrongState) else errors.Problem(
+                answer["text"])
+        return answer
+
+    def _client(self, topic: str, server: str | None, timeout: float | None) -> Any:
+        target = oslo_messaging.Target(topic=topic, server=server)
+        return oslo_messaging.get_rpc_client(self._transport, target, timeout=timeout, retry=0,
+                                             transport_options=self._options)
+
+    def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
+        """Answer these methods on the topic, from threads of the library's pool."""
+        endpoint = type("Endpoint", (), {name: _answering(function) for name, function in methods.items()})()
+        rpc_server = oslo_messaging.get_rpc_server(
+            self._transport, oslo_messaging.Target(topic=topic, server=server), [endpoint],
+            access_policy=oslo_messaging.ExplicitRPCAccessPolicy)
+        rpc_server.start()
+        self._servers.append(rpc_server)
+
+    def close(self) -> None:
+        """Stop serving, close the connections."""
+        for rpc_server in self._servers:
+            rpc_server.stop()
+        for rpc_server in self._servers:
+            rpc_server.wait()
+        self._transport.cleanup()
+
+
+def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An endpoint method whose Problems travel back as plain data."""
+    @oslo_messaging.expose
+    def method(self: object, context: dict[str, Any], **arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        except errors.Problem as problem:
+            return {"problem": type(problem).__name__, "text": problem.text}
+    return method
+
+
+def _tune(conf: cfg.ConfigOpts) -> None:
+    """Defaults that fit rows that remember; an operator's file still wins."""
+    for name, value in (("rabbit_retry_interval", 1), ("rabbit_retry_backoff", 1), ("rabbit_interval_max", 5),
+                        ("kombu_reconnect_delay", 0.5), ("heartbeat_timeout_threshold", 30)):
+        conf.set_default(name, value, group="oslo_messaging_rabbit")
+    conf.set_default("executor_thread_pool_size", 64)
