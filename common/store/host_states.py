@@ -14,10 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.store.engine import now
-from common.store.schema import (aggregate_hosts, aggregates, allocations, heartbeats, inventories, providers,
-                                 services)
+from common.store.schema import aggregate_hosts, aggregates, allocations, heartbeats, inventories, providers, services
 
-Rows = Sequence[sa.Row[Any]]
+Rows = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,13 @@ def read(tx: Connection, since: int | None = None) -> HostRows:
     """Everything, or of providers (with inventories and usage) only those changed at ``since`` or later, in
     microseconds; services and zones are narrow and always whole."""
     read_at = int(tx.scalar(sa.select(now())) or 0)
-    wanted = sa.select(providers.c.id).where(providers.c.changed_at >= since)
     found = sa.select(providers.c.id, providers.c.host, providers.c.generation).order_by(providers.c.id)
     stock = sa.select(inventories)
     usage = sa.select(allocations.c.provider_id, allocations.c.resource_class,
                       sa.func.sum(allocations.c.used).label("used")).group_by(
                           allocations.c.provider_id, allocations.c.resource_class)
     if since is not None:
+        wanted = sa.select(providers.c.id).where(providers.c.changed_at >= since)
         found = found.where(providers.c.changed_at >= since)
         stock = stock.where(inventories.c.provider_id.in_(wanted))
         usage = usage.where(allocations.c.provider_id.in_(wanted))
