@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The domain's XML against golden files; and that no name can become markup.
+
+After a wanted change: write ``domain_xml(DOMAINS[name])`` into ``golden/<name>.xml`` and read the difference.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from compute_agent.virt.libvirt.domain_xml import (
+    Disk,
+    Domain,
+    domain_name,
+    domain_xml,
+    metadata,
+    read_metadata,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+HOME = Path("/var/lib/kilonova/instances") / SERVER
+HOSTILE = "</title><devices>&amp;\"'\x00\x1b[2J\n\ud800\ufffe é 漢 ]]>"
+
+EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME / "base"), HOME / "console.log",
+                  HOME / "config")
+DOMAINS = {
+    "emulated": EMULATED,
+    "kvm_raw_base": replace(EMULATED, virt_type="kvm", vcpus=4, memory_mb=8192, config_drive=None,
+                            disk=Disk(HOME / "disk", HOME / "base", "raw")),
+    "hostile_name": replace(EMULATED, name=HOSTILE),
+    "blank_disk": replace(EMULATED, virt_type="test", disk=Disk(HOME / "disk")),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_golden(name: str) -> None:
+    assert domain_xml(DOMAINS[name]) == (GOLDEN / f"{name}.xml").read_text()
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "", "a" * 255, "\t", "\x7f\x9f", "<!--", "${x}"])
+def test_a_name_stays_text(name: str) -> None:
+    plain = ElementTree.fromstring(domain_xml(EMULATED))
+    named = ElementTree.fromstring(domain_xml(replace(EMULATED, name=name)))
+    assert [element.tag for element in named.iter()] == [element.tag for element in plain.iter()]
+    title = named.findtext("title") or ""
+    assert len(title) == len(name) and "\n" not in title and "\x00" not in title
+
+
+def test_metadata_comes_back() -> None:
+    assert read_metadata(metadata(SERVER, 42)) == (SERVER, 42)
+
+
+@pytest.mark.parametrize("text", ["<x/>", f"<x id='{SERVER}' fence='-1'/>", "<x fence='1'/>"])
+def test_foreign_metadata_is_told_apart(text: str) -> None:
+    with pytest.raises(ValueError, match="not a domain of ours"):
+        read_metadata(text)
+
+
+def test_every_disk_ends_its_chain() -> None:
+    for domain in DOMAINS.values():
+        disk = ElementTree.fromstring(domain_xml(domain)).find("devices/disk[@device='disk']")
+        assert disk is not None
+        while (backing := disk.find("backingStore")) is not None:
+            disk = backing
+        assert len(disk) == 0 and not disk.attrib
+
+
+def test_name_holds_the_whole_id() -> None:
+    assert domain_name(SERVER) == f"instance-{SERVER}"
