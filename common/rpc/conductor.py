@@ -22,6 +22,9 @@ class Conductor(Protocol):
     def ring(self) -> None:
         """There may be due actions."""
 
+    def loop_back(self) -> None:
+        """A conductor's message to itself came back through the broker."""
+
     def sync(self, request: Sync) -> tuple[SyncAnswer, str | None]:
         """Take in what an agent says; answer what it should know, and a token for the image service."""
 
@@ -31,7 +34,7 @@ def serve(transport: Transport, name: str, conductor: Conductor) -> None:
     def sync(request: dict[str, object]) -> dict[str, object]:
         answer, token = conductor.sync(from_wire(Sync, request))
         return {"answer": to_wire(answer), "token": token}
-    transport.serve(TOPIC, name, {"ring": conductor.ring, "sync": sync})
+    transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back, "sync": sync})
 
 
 class Client:
@@ -49,8 +52,8 @@ class Client:
 class Bell:
     """Rings any conductor, or the one named ``server``, without ever making the caller wait."""
 
-    def __init__(self, transport: Transport, server: str | None = None) -> None:
-        self._transport, self._server = transport, server
+    def __init__(self, transport: Transport, server: str | None = None, method: str = "ring") -> None:
+        self._transport, self._server, self._method = transport, server, method
         self._rung = threading.Event()
         threading.Thread(target=self._run, name="bell", daemon=True).start()
 
@@ -61,4 +64,4 @@ class Bell:
         while True:
             self._rung.wait()
             self._rung.clear()
-            self._transport.cast(TOPIC, "ring", server=self._server)
+            self._transport.cast(TOPIC, self._method, server=self._server)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Identity: Kilonova's own session at Keystone, and the short token it gives to a host for the image service.
+
+The token is minted per message, kept for a minute, and never written anywhere.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+
+from common import errors
+
+KEEP = 60.0
+CONNECT, READ = 3.0, 30.0
+
+
+class Identity:
+    """Kilonova's user; made after the process has forked. Thread-safe."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._lock = threading.Lock()
+        self._token: tuple[float, str] | None = None
+        self._session: Any = None
+
+    def session(self) -> Any:
+        """A keystoneauth session as Kilonova's own user."""
+        if self._session is None:
+            from keystoneauth1 import session
+            from keystoneauth1.identity import v3
+            own = self._conf.identity
+            password = v3.Password(auth_url=own.auth_url, username=own.username, password=own.password,
+                                   user_domain_name=own.domain, project_name=own.project_name,
+                                   project_domain_name=own.domain)
+            self._session = session.Session(auth=password, timeout=READ)
+        return self._session
+
+    def token(self) -> str:
+        """A token that opens the image service for a host.
+
+        Raises:
+            Unavailable: the identity service gives none now.
+        """
+        from keystoneauth1 import exceptions
+        with self._lock:
+            if self._token is None or self._token[0] < time.monotonic():
+                try:
+                    self._token = (time.monotonic() + KEEP, str(self.session().get_token()))
+                except (exceptions.ClientException, OSError) as problem:
+                    raise errors.Unavailable(
+                        "The identity service gives Kilonova no token; check [identity] and that it runs."
+                    ) from problem
+            return self._token[1]
+
+    def image_endpoint(self) -> str:
+        """Where the image service is: [image] endpoint, else from the catalogue."""
+        if self._conf.image.endpoint:
+            return str(self._conf.image.endpoint)
+        found = self.session().get_endpoint(service_type="image", region_name=self._conf.identity.region)
+        if not found:
+            raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
+        return str(found)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The skeleton of a process: configuration, log, identity, readiness, signals.
+
+Used by the ``service.py`` of each process. TERM and INT ask it to stop; a second one, or eight seconds
+without coming to an end, ends it at once: every process can be killed between any two lines anyway.
+"""
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from oslo_config import cfg
+
+from common import config, log
+
+logger = logging.getLogger(__name__)
+GRACE = 8.0
+
+
+def start(name: str) -> cfg.ConfigOpts:
+    """Read the configuration and start logging; a wrong value ends the process with its explanation."""
+    try:
+        conf = config.load()
+    except config.ConfigError as problem:
+        sys.exit(f"kilonova-{name}: {problem}")
+    log.start(conf.log_level)
+    return conf
+
+
+def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]) -> None:
+    """Call ``open_up``, tell the supervisor that the process is ready, wait for a signal, and close.
+
+    ``open_up`` returns what closes everything that it opened.
+    """
+    stop = threading.Event()
+
+    def asked(number: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+    signal.signal(signal.SIGTERM, asked)
+    signal.signal(signal.SIGINT, asked)
+    close = open_up(conf)
+    notify("READY=1")
+    logger.info("ready")
+    stop.wait()
+    notify("STOPPING=1")
+    threading.Timer(GRACE, os._exit, (0,)).start()
+    close()
+    os._exit(0)             # threads of the messaging library may linger for minutes
+
+
+def notify(state: str) -> None:
+    """Tell systemd, when it started us (sd_notify's protocol)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.connect("\0" + address[1:] if address.startswith("@") else address)
+        channel.send(state.encode())
+
+
+def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
+    """A name for this process that a successor of it, and nobody else, takes again: HOST/NUMBER.
+
+    The lowest number whose lock file is free; the returned file must be kept open.
+    """
+    folder = Path(state_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        handle = open(folder / f"{kind}-{number}.lock", "w")  # noqa: SIM115  # stays open as long as the process
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            continue
+        return f"{host}/{number}", handle
+    raise RuntimeError(f"a thousand {kind}s run on {host}")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server groups: servers that a policy wants together or apart.
+
+Called by the API; the scheduler reads the members. A server joins in the transaction that creates it.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, ids
+from common.store.engine import now
+from common.store.schema import server_group_members, server_groups, servers
+
+
+def page(tx: Connection, project_id: str | None, limit: int, offset: int = 0) -> list[Row[Any]]:
+    """The groups of a project (None: of all), oldest first."""
+    query = sa.select(server_groups).order_by(server_groups.c.created_at, server_groups.c.id)
+    if project_id is not None:
+        query = query.where(server_groups.c.project_id == project_id)
+    return list(tx.execute(query.limit(limit).offset(offset)))
+
+
+def members(tx: Connection, groups: Iterable[str]) -> dict[str, list[str]]:
+    """Group to the ids of its servers that still exist; one query."""
+    found: dict[str, list[str]] = {group: [] for group in groups}
+    rows = tx.execute(
+        sa.select(server_group_members.c.group_id, server_group_members.c.server_id)
+        .join(servers, servers.c.id == server_group_members.c.server_id)
+        .where(server_group_members.c.group_id.in_(list(found)), servers.c.deleted == 0)
+        .order_by(servers.c.created_at, servers.c.id))
+    for group, server in rows:
+        found[group].append(server)
+    return found
+
+
+def show(tx: Connection, group: str, project_id: str | None = None) -> Row[Any]:
+    """One group, if it belongs to the project (None: any). Raises NotFound."""
+    query = sa.select(server_groups).where(server_groups.c.id == group)
+    if project_id is not None:
+        query = query.where(server_groups.c.project_id == project_id)
+    row = tx.execute(query).first()
+    if row is None:
+        raise errors.NotFound(f"Instance group {group} could not be found.")
+    return row
+
+
+def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
+    """Insert {project_id, user_id, name, policy, rules}."""
+    group = ids.new()
+    tx.execute(sa.insert(server_groups).values(created_at=now()), {"id": group, **values})
+    return show(tx, group)
+
+
+def delete(tx: Connection, group: str) -> None:
+    """Remove a group; its servers stay."""
+    tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
+    tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
+
+
+def join(tx: Connection, rows: list[dict[str, str]]) -> None:
+    """Insert memberships: {group_id, server_id}."""
+    if rows:
+        tx.execute(sa.insert(server_group_members), rows)
+
+
+def of_server(tx: Connection, server_id: str) -> list[str]:
+    """The ids of the groups that a server is in: none or one."""
+    return list(tx.scalars(sa.select(server_group_members.c.group_id)
+                           .where(server_group_members.c.server_id == server_id)))

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents say: the conductor's half of the one exchange.
+
+``handle`` takes the syncs that have piled up, writes all their results and news in one transaction, and
+answers each with what it may forget (acknowledged), what it should be doing (commands, debts) and, at
+hello, what may exist on it. A late result whose key matches is a fact, whoever sent the command.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.engine import Connection, Row
+
+from common import ids, states
+from common.clock import SECOND
+from common.context import RequestContext
+from common.models import Command, DomainState, Result, Sync, SyncAnswer
+from common.store import actions, guests, hosts
+from conductor import runner
+from conductor.saga import Engine, Run, debt_command
+
+log = logging.getLogger(__name__)
+GRACE = 2 * SECOND           #: a command younger than this may still be on its way
+AT_ONCE = 32                 #: commands re-sent to a host in one answer
+
+
+def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+    """Answer each sync; the exception in place of an answer is that of the one sync that caused it."""
+    try:
+        answers, sendings = engine.store.write(lambda tx: _take_in(tx, engine, syncs))
+    except Exception as problem:
+        if len(syncs) == 1:
+            log.exception("the report of host %s could not be taken in; the agent repeats it", syncs[0].host)
+            return [problem]
+        return [answer for sync in syncs for answer in handle(engine, [sync])]
+    engine.fault_point("sync", "reports", "committed")
+    runner.send(engine, sendings)
+    return list(answers)
+
+
+def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Sendings]:
+    """The transaction: hellos, then results, debts and news under the servers' locks, then the answers."""
+    sessions = {sync.host: _hello(tx, engine, sync) for sync in syncs if sync.session == 0 and sync.inventory}
+    sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
+    heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
+    sendings = _settle(tx, engine, heard)
+    return [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs], sendings
+
+
+def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
+    """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
+    assert sync.inventory is not None
+    session, booted = hosts.hello(tx, sync.host, sync.boot_id, sync.inventory, engine.ratios)
+    log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
+    if booted:
+        row = states.action("reboot", "HARD")
+        assert row is not None
+        for server in guests.wanted_running_on(tx, sync.host):
+            system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",),
+                                    request_id=ids.new_request())
+            actions.begin(tx, row, server.id, context=system)
+    return session
+
+
+def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Sendings:
+    """Write results, paid debts and news of domains."""
+    results = [(sync.host, result) for sync in syncs for result in sync.results]
+    mine = {result.key.split("/")[0]: result for _, result in results if not result.key.startswith("debt/")}
+    paid = [(result.server, host, result.fence) for host, result in results
+            if result.key.startswith("debt/") and result.status == "done"]
+    news = _differing(tx, syncs)
+    touched = {result.server for _, result in results} | {server for _, server in news}
+    if not touched:
+        return {}
+    servers = actions.lock_servers(tx, touched)
+    heads = actions.lock(tx, set(mine) | {row.action for row in servers.values() if row.action and paid})
+    runs = [_finish_step(tx, engine, servers, heads[key], result) for key, result in mine.items() if key in heads]
+    if paid:
+        runs += _go_on(tx, engine, servers, heads, guests.pay(tx, paid))
+    _write_news(tx, servers, news)
+    return runner.flush(tx, [run for run in runs if run is not None])
+
+
+def _finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result
+                 ) -> Run | None:
+    """Take a result in, if it is the one that its action waits for."""
+    server = servers.get(head.server_id)
+    waits_for = f"{head.id}/{head.step}/{head.attempt}"
+    if server is None or head.state != "waiting" or result.key != waits_for or not runner.is_held(server, head):
+        return None
+    if result.status == "refused":
+        log.warning("host %s refused %s: %s", head.host, result.key, result.error)
+        return None
+    run = Run(head, server, dict(head.data))
+    runner.take_result(tx, engine, run, result)
+    return run
+
+
+def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: dict[str, Row[Any]],
+           paid: set[str]) -> list[Run]:
+    """Actions that were waiting for debts of their server look again at once."""
+    runs = []
+    for server_id in sorted(paid):
+        server = servers.get(server_id)
+        head = heads.get(server.action) if server is not None and server.action else None
+        if server is None or head is None or head.state != "due" or head.step is None:
+            continue
+        workflow = runner.WORKFLOWS[head.workflow]
+        index = workflow.index(head.step)
+        if workflow.steps[index].propose is None and runner.is_held(server, head):
+            run = Run(head, server, dict(head.data))
+            runner.proceed(tx, engine, workflow, index, [run])
+            runs.append(run)
+    return runs
+
+
+News = dict[tuple[str, str], DomainState]
+
+
+def _differing(tx: Connection, syncs: Sequence[Sync]) -> News:
+    """Domains whose state is not what the server's row says; compared without locks."""
+    told: News = {}
+    for sync in syncs:
+        for domain in [*(sync.domains or ()), *sync.changed]:
+            told[sync.host, domain.server] = domain
+    if not told:
+        return {}
+    servers = actions.servers_of(tx, (server for _, server in told))
+    return {key: domain for key, domain in told.items()
+            if key[1] in servers and _is_news(servers[key[1]], key[0], domain)}
+
+
+def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
+    """A state under the server's present fence, of an idle server on this host, that its row does not say."""
+    return bool(server.host == host and server.action is None and domain.fence == server.fence
+                and domain.power_state != server.power_state)
+
+
+def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
+    """A guest that stopped by itself is SHUTOFF; every other difference shows in power_state."""
+    changes: dict[str, dict[str, Any]] = {}
+    for (host, server_id), domain in news.items():
+        server = servers.get(server_id)
+        if server is None or not _is_news(server, host, domain):
+            continue
+        changes[server_id] = {"power_state": domain.power_state}
+        is_off = domain.power_state in (states.SHUTDOWN, states.CRASHED)
+        if is_off and server.vm_state in (states.ACTIVE, states.PAUSED):
+            changes[server_id]["vm_state"] = states.STOPPED
+            guests.want(tx, [server_id], guests.STOPPED, False)
+            log.info("server %s stopped by itself on host %s", server_id, host)
+    actions.update_servers(tx, changes)
+
+
+def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAnswer:
+    """What the agent may forget and what it should know; a stale session must say hello first."""
+    if sync.session not in (0, session) or session == 0:
+        return SyncAnswer(session=0)
+    hello = sync.session == 0
+    known = {*sync.working, *(result.key for result in sync.results)}
+    commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
+    return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
+                      guests=guests.fences_on(tx, sync.host) if hello else None)
+
+
+def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
+    """Commands and debts of this host that it does not seem to know of."""
+    rows = [row for row in actions.outstanding(tx, host, grace, AT_ONCE)
+            if f"{row.id}/{row.step}/{row.attempt}" not in known]
+    servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
+    commands = []
+    for row in rows:
+        server = servers.get(row.server_id)
+        command = runner.rebuild_command(engine, row, server, session) if server is not None else None
+        if command is not None:
+            commands.append(command)
+    if commands:
+        actions.mark_sent(tx, [command.action for command in commands])
+    debts = [command for command in (debt_command(row.server_id, row.fence, session) for row in
+                                     guests.debts(tx, host, grace, AT_ONCE)) if command.key not in known]
+    if debts:
+        guests.mark_sent(tx, host, [command.server for command in debts])
+    return commands + debts

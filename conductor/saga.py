@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocabulary of workflows: Step, Workflow, and Run (one action on its way).
+
+Workflows are straight lines of steps. A step is one of two kinds: it works *here*, in the runner's
+transaction (``apply``, after an optional ``propose`` outside it that must have no effect), or it is a
+*command* to a host, whose result ``done`` takes in. ``undo`` is written beside it; effects on hosts are
+undone by leaving a debt, so an undo never has to reach a host. A Run only collects what is to be written;
+``conductor.runner`` writes it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common.clock import Clock, iso
+from common.models import Command, RequestSpec, Result, Selection
+from common.store.engine import Store, now
+
+
+class Post(Protocol):
+    """Where messages go; the real one may lose any of them."""
+
+    def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
+        """Ask a scheduler; raises NoAnswer."""
+
+    def do(self, host: str, commands: list[Command]) -> None:
+        """Send commands to a host."""
+
+
+def no_fault(action: str, step: str, where: str) -> None:
+    """The fault point of ordinary operation: nothing happens."""
+
+
+@dataclass
+class Engine:
+    """What the plain functions of the conductor work with. ``owner`` names this conductor in leases."""
+
+    store: Store
+    clock: Clock
+    post: Post
+    owner: str
+    batch: int = 64
+    max_attempts: int = 3
+    shutdown_timeout: float = 60
+    host_silence: int = 30
+    ratios: dict[str, float] = field(default_factory=dict)
+    fault_point: Callable[[str, str, str], None] = no_fault
+
+
+class StepFailed(Exception):
+    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator."""
+
+    def __init__(self, text: str, details: str = "", retryable: bool = False) -> None:
+        super().__init__(text)
+        self.details = details
+        self.retryable = retryable
+
+
+@dataclass
+class Run:
+    """One action within one transaction: what is known of it, and what will be written."""
+
+    action: Row[Any]
+    server: Row[Any]
+    data: dict[str, Any]
+    selection: Selection | None = None
+    problem: StepFailed | None = None
+    paused: bool = False
+    head: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    commands: list[tuple[str, Command]] = field(default_factory=list)
+
+    @property
+    def attempt(self) -> int:
+        return int(self.head.get("attempt", self.action.attempt))
+
+    @property
+    def host(self) -> str | None:
+        """Where the server is, counting what this transaction is about to write."""
+        return self.changes["host"] if "host" in self.changes else self.server.host
+
+    def set(self, **values: Any) -> None:
+        """Change the server."""
+        self.changes.update(values)
+
+    def fail(self, text: str, details: str = "", retryable: bool = False) -> None:
+        """This step definitely failed."""
+        self.problem = StepFailed(text, details, retryable)
+
+    def again_in(self, micros: int, **data: Any) -> None:
+        """Leave the step as it is and look again later."""
+        self.paused = True
+        self.data.update(data)
+        self.head.update(state="due", due_at=now() + micros, owner=None, lease_until=None, data=self.data)
+
+    def note(self, step: str, event: str, host: str | None = None, message: str | None = None,
+             details: str | None = None) -> None:
+        """Add an event to the journal."""
+        seq = int(self.head.get("next_seq", self.action.next_seq))
+        self.head["next_seq"] = seq + 1
+        self.events.append({"action_id": self.action.id, "seq": seq, "step": step, "attempt": self.attempt,
+                            "event": event, "host": host, "message": message, "details": details})
+
+    def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
+        """Send a command when the transaction has committed; the session is filled in by the runner."""
+        self.commands.append((host, Command(self.action.id, step, self.attempt, self.server.id, self.action.fence, 0,
+                                            verb, args)))
+
+
+def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
+    """The fault that a server in ERROR shows."""
+    return {"code": 500, "message": str(problem), "details": problem.details,
+            "created": iso(tx.scalar(sa.select(now())))}
+
+
+def debt_command(server: str, fence: int, session: int) -> Command:
+    """The command that asks a host to pay a debt; paying is a level, so the fence is its attempt."""
+    return Command("debt", server, fence, server, fence, session, "ensure_absent", {})
+
+
+Apply = Callable[[Connection, Engine, Sequence[Run]], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; ``why`` says in a sentence why it stands where it stands.
+
+    Here: ``propose(engine, runs)`` outside, ``apply(tx, engine, runs)`` inside the transaction.
+    On a host: ``command(engine, run) -> (verb, args)`` for the server's host, ``before(tx, runs)`` in the
+    transaction that sends it, ``done(tx, run, result)`` in the one that takes the result in.
+    ``undo(tx, engine, run)`` removes what this action made; ``pivot``: from here on there is no way back.
+    """
+
+    name: str
+    why: str
+    propose: Callable[[Engine, Sequence[Run]], None] | None = None
+    apply: Apply | None = None
+    command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
+    before: Callable[[Connection, Sequence[Run]], None] | None = None
+    done: Callable[[Connection, Run, Result], None] | None = None
+    undo: Callable[[Connection, Engine, Run], None] | None = None
+    pivot: bool = False
+
+
+def back_as_before(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+    """The usual end of a failed action: the server keeps the state it had."""
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A story: its steps, and what its failure means for the server (``failed`` may call ``Run.retry``)."""
+
+    name: str
+    steps: tuple[Step, ...]
+    failed: Callable[[Connection, Engine, Run, StepFailed], None] = back_as_before
+    version: int = 1
+
+    def index(self, step: str | None) -> int:
+        """Where a step stands; None is the beginning."""
+        return 0 if step is None else next(i for i, known in enumerate(self.steps) if known.name == step)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conductor process: the threads around the plain functions.
+
+Three threads: one advances due actions, one takes in what agents say, one sweeps once a second. A doorbell
+or a sync wakes its thread; what piles up while a round runs is the next round's list.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from oslo_config import cfg
+
+from common import errors, service
+from common.clients.identity import Identity
+from common.clock import Clock
+from common.models import Command, RequestSpec, Selection, Sync, SyncAnswer
+from common.rpc import agent as agent_rpc
+from common.rpc import conductor as conductor_rpc
+from common.rpc import scheduler as scheduler_rpc
+from common.rpc.transport import Transport
+from common.store import actions, services
+from common.store.engine import Store
+from conductor import reports, runner
+from conductor.saga import Engine
+from conductor.sweep import Watch, sweep
+
+log = logging.getLogger(__name__)
+SWEEP = 1.0
+SYNC_PATIENCE = 20.0
+LOOPBACK_LIMIT = 5.0
+ALL_AT_ONCE = 256
+
+
+class Messages:
+    """The real post: RPC clients, and a token for hosts that will fetch images."""
+
+    def __init__(self, transport: Transport, identity: Identity) -> None:
+        self._agents = agent_rpc.Client(transport)
+        self._scheduler = scheduler_rpc.Client(transport)
+        self._identity = identity
+
+    def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
+        """Ask a scheduler, three times two seconds."""
+        for left in reversed(range(scheduler_rpc.TRIES)):
+            try:
+                return self._scheduler.select(specs, fresh)
+            except errors.NoAnswer:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def do(self, host: str, commands: list[Command]) -> None:
+        """Cast; without a token nothing is sent, and the host's next sync asks for it again."""
+        try:
+            token = self.token_for(commands)
+        except errors.Unavailable as problem:
+            log.warning("commands for host %s wait: %s", host, problem)
+            return
+        self._agents.do(host, commands, token)
+
+    def token_for(self, commands: list[Command]) -> str | None:
+        """A token, when one of these commands fetches an image."""
+        return self._identity.token() if any(command.verb == "ensure_guest" for command in commands) else None
+
+
+class Conductor:
+    """What the process serves (``common.rpc.conductor.Conductor``) and the loops of its threads."""
+
+    def __init__(self, engine: Engine, post: Messages) -> None:
+        self.engine, self._post = engine, post
+        self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
+        self._heard: set[str] = set()
+        self._own_ring_at: float | None = None
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    def loop_back(self) -> None:
+        """Our own message came back: the broker works."""
+        self._own_ring_at = self.engine.clock.monotonic()
+        self._rung.set()
+
+    def sync(self, request: Sync) -> tuple[SyncAnswer, str | None]:
+        answer: Future[SyncAnswer] = Future()
+        with self._lock:
+            self._inbox.append((request, answer))
+        self._spoken.set()
+        given = answer.result(timeout=SYNC_PATIENCE)
+        try:
+            return given, self._post.token_for(given.commands)
+        except errors.Unavailable as problem:
+            log.warning("commands for host %s wait: %s", request.host, problem)
+            return SyncAnswer(given.session, given.acknowledged, [], given.guests), None
+
+    def advance(self) -> None:
+        """Loop: bring due actions on, while there are any, then wait for the bell or a second."""
+        while not self._stop.is_set():
+            self._rung.clear()
+            try:
+                while runner.advance(self.engine) and not self._stop.is_set():
+                    pass
+            except errors.Unavailable as problem:
+                log.warning("due actions wait: %s", problem)
+            except Exception:
+                log.exception("a round of the runner failed; the next begins in a second")
+            self._rung.wait(SWEEP)
+
+    def take_reports(self) -> None:
+        """Loop: answer the syncs that have come in since the last round."""
+        while not self._stop.is_set():
+            self._spoken.wait(SWEEP)
+            self._spoken.clear()
+            with self._lock:
+                batch, self._inbox = self._inbox[:ALL_AT_ONCE], self._inbox[ALL_AT_ONCE:]
+                if self._inbox:
+                    self._spoken.set()
+            if batch:
+                self._answer(batch)
+
+    def _answer(self, batch: list[tuple[Sync, Future[SyncAnswer]]]) -> None:
+        try:
+            answers = reports.handle(self.engine, [sync for sync, _ in batch])
+        except Exception as problem:
+            answers = [problem] * len(batch)
+            log.exception("reports could not be taken in; the agents repeat them")
+        for (sync, future), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(errors.Unavailable("The conductor could not take the report in."))
+                continue
+            if answer.session:
+                self._heard.add(sync.host)
+            future.set_result(answer)
+        if any(sync.results or sync.session == 0 for sync, _ in batch):
+            self._rung.set()
+
+    def sweep(self, bell: conductor_rpc.Bell) -> None:
+        """Loop: once a second."""
+        watch = Watch()
+        while not self._stop.wait(SWEEP):
+            bell.ring()
+            heard, self._heard = self._heard, set()
+            own = self._own_ring_at
+            hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_LIMIT
+            try:
+                sweep(self.engine, watch, heard, hears)
+            except errors.Unavailable as problem:
+                log.warning("the sweep waits: %s", problem)
+                self._heard |= heard
+            except Exception:
+                log.exception("a sweep failed; the next begins in a second")
+
+    def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
+        """Start the three threads."""
+        loops: list[tuple[str, Callable[[], None]]] = [
+            ("runner", self.advance), ("reports", self.take_reports), ("sweep", lambda: self.sweep(bell))]
+        threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def close(self) -> None:
+        """Finish the rounds in hand."""
+        self._stop.set()
+        self._rung.set()
+        self._spoken.set()
+
+
+def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
+    """Open the store and the broker, start the threads; returns what closes them."""
+    owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
+    store, transport = Store(conf.database.url), Transport(conf)
+    post = Messages(transport, Identity(conf))
+    engine = Engine(store, Clock(), post, owner, conf.conductor.batch, conf.conductor.max_attempts,
+                    conf.agent.shutdown_timeout, conf.conductor.host_silence,
+                    {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
+                     "DISK_GB": conf.agent.disk_allocation_ratio})
+
+    def settle_in(tx: actions.Connection) -> None:
+        actions.free_leases_of(tx, owner)
+        services.enrol(tx, conf.host, services.CONDUCTOR)
+    store.write(settle_in)
+    conductor = Conductor(engine, post)
+    conductor_rpc.serve(transport, owner, conductor)
+    threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
+
+    def close() -> None:
+        conductor.close()
+        for thread in threads:
+            thread.join(timeout=5)
+        transport.close()
+        store.close()
+        identity_file.close()
+    return close
+
+
+def main() -> None:
+    """The console script kilonova-conductor."""
+    service.run(service.start("conductor"), open_up)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start, stop and reboot: one command each, to the host where the server is."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from common import states
+from common.models import Result
+from common.store import guests
+from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
+
+
+def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
+    """From the moment the command is sent the guest may run."""
+    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+
+
+def _runs(tx: Connection, run: Run, result: Result) -> None:
+    run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
+
+
+def _stopped(tx: Connection, run: Run, result: Result) -> None:
+    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
+    guests.want(tx, [run.server.id], guests.STOPPED, False)
+
+
+def _start(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_running", {}
+
+
+def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
+
+
+def _reboot_soft(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "reboot", {"timeout": engine.shutdown_timeout}
+
+
+def _reboot_hard(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "reboot", {"timeout": 0}
+
+
+def _stays_off(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+    """A guest that could not be started does not run."""
+    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    run.set(power_state=states.SHUTDOWN)
+
+
+def _is_lost(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+    """A reboot that failed leaves the guest off where it should run: that is an error to be seen."""
+    _stays_off(tx, engine, run, problem)
+    run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
+
+
+START = Workflow("start", failed=_stays_off, steps=(
+    Step("run", "the guest may run from the moment this is sent", command=_start, before=_will_run, done=_runs),))
+
+STOP = Workflow("stop", steps=(
+    Step("stop", "asks the guest first, and pulls the plug when it does not listen", command=_stop, done=_stopped),))
+
+REBOOT_SOFT = Workflow("reboot_soft", failed=_is_lost, steps=(
+    Step("reboot", "repeatable: a guest that carries this fence has been rebooted", command=_reboot_soft,
+         before=_will_run, done=_runs),))
+
+REBOOT_HARD = Workflow("reboot_hard", failed=_is_lost, steps=(
+    Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=_will_run, done=_runs),))
