@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m deploy.standalone.identity bootstrap|serve`: the identity service's command.
+
+Passwords come from files or, without the option, from KILONOVA_ADMIN_PASSWORD and KILONOVA_SERVICE_PASSWORD;
+never from arguments, which every user of the machine can read.
+"""
+
+import argparse
+from datetime import timedelta
+from pathlib import Path
+
+from deploy.standalone.database import Database
+from deploy.standalone.identity.app import build
+from deploy.standalone.identity.bootstrap import bootstrap
+from deploy.standalone.identity.gate import Gate
+from deploy.standalone.identity.schema import METADATA
+from deploy.standalone.web import secret, serve
+
+
+def _endpoint(text: str) -> tuple[str, str]:
+    kind, _, url = text.partition("=")
+    if not kind or "://" not in url:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=URL, as in image=http://127.0.0.1:9292")
+    return kind, url
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.standalone.identity", description=__doc__)
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(required=True)
+    first = commands.add_parser("bootstrap", help="make the first rows; safe to repeat")
+    first.add_argument("--db", type=Path, required=True, help="the SQLite file; made when absent")
+    first.add_argument("--admin-password-file")
+    first.add_argument("--service-password-file", help="of the user kilonova in the project service")
+    first.add_argument("--endpoint", type=_endpoint, action="append", default=[], metavar="TYPE=URL")
+    first.set_defaults(run=_bootstrap)
+    serving = commands.add_parser("serve", help="serve until SIGTERM")
+    serving.add_argument("--db", type=Path, required=True)
+    serving.add_argument("--bind", default="127.0.0.1:5000", metavar="HOST:PORT")
+    serving.add_argument("--threads", type=int, default=8)
+    serving.add_argument("--token-hours", type=float, default=12.0)
+    serving.set_defaults(run=_serve)
+    options = parser.parse_args()
+    options.run(options)
+
+
+def _bootstrap(options: argparse.Namespace) -> None:
+    given = {"admin": secret(options.admin_password_file, "KILONOVA_ADMIN_PASSWORD"),
+             "kilonova": secret(options.service_password_file, "KILONOVA_SERVICE_PASSWORD")}
+    database = Database(options.db, METADATA)
+    bootstrap(database, given, dict(options.endpoint))
+    database.close()
+
+
+def _serve(options: argparse.Namespace) -> None:
+    lifetime = timedelta(hours=options.token_hours)
+    serve(
+        lambda: build(Gate(Database(options.db, METADATA), lifetime)),
+        options.bind,
+        options.threads,
+        lambda: None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the body of POST /v3/auth/tokens to a grant: who proves to be whom, by which methods, for which scope.
+
+`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401 that
+tells nothing), and then finds the scope. Whether the user may have that scope is judged where the token is
+issued, by the same rule that judges it later. No transaction is open while a password is verified, for that
+takes its time.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import falcon
+from sqlalchemy import ColumnElement, Row, Table, select
+
+from deploy.standalone.database import Database
+from deploy.standalone.fields import Field, check
+from deploy.standalone.identity import passwords, schema, tokens
+from deploy.standalone.identity.tokens import Grant
+
+TEXT = Field(str, size=4096)
+NAME = {"id": Field(str), "name": Field(str)}
+OBJECT = Field(dict, required=True)
+OWNER = NAME | {"domain": Field(dict)}
+PASSWORD_USER = OWNER | {"password": Field(str, required=True, size=4096)}
+CREDENTIAL = NAME | {"secret": Field(str, required=True, size=4096), "user": Field(dict)}
+IDENTITY = {"methods": Field(list, required=True, size=8), "password": Field(dict), "token": Field(dict),
+            "application_credential": Field(dict)}
+
+
+def unauthorized(
+    message: str = "The request you have made requires authentication.",
+) -> falcon.HTTPUnauthorized:
+    """The 401 for every failed proof: it doesn't say which part failed."""
+    return falcon.HTTPUnauthorized(description=message, challenges=["Keystone"])
+
+
+def grant_of(database: Database, auth: object, now: datetime) -> Grant:
+    """Verify the `auth` object of a request. Raises 400 for its shape and 401 for what it fails to prove."""
+    body = check(auth, {"identity": OBJECT, "scope": Field(dict)} if _has_scope_object(auth) else
+                 {"identity": OBJECT, "scope": Field(str, choices=("unscoped",))}, "auth")
+    identity = check(body["identity"], IDENTITY, "auth.identity", others=True)
+    methods = identity["methods"]
+    if not methods:
+        raise falcon.HTTPBadRequest(description="'auth.identity.methods' must not be empty.")
+    proofs = []
+    for method in methods:
+        if method not in ("password", "token", "application_credential"):
+            raise unauthorized("Only the methods password, token and application_credential are offered.")
+        if method not in identity:
+            raise falcon.HTTPBadRequest(description=f"'auth.identity.{method}' is a required property.")
+        proofs.append(_PROVE[method](database, identity[method], now))
+    if len({proof.user_id for proof in proofs}) != 1:
+        raise unauthorized()
+    return _scoped(database, proofs, methods, body.get("scope"))
+
+
+def _has_scope_object(auth: object) -> bool:
+    return isinstance(auth, dict) and not isinstance(auth.get("scope", {}), str)
+
+
+def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: Any) -> Grant:
+    first = next((proof for proof in proofs if proof.application_credential_id), proofs[0])
+    parent = next((proof for proof in proofs if proof.expires_at), None)
+    project_id, domain_id = first.project_id, None
+    if first.application_credential_id:
+        if scope is not None:
+            raise unauthorized("An application credential brings its own scope: send none.")
+    else:
+        project_id, domain_id = _find_scope(database, first.user_id, scope)
+    return Grant(first.user_id, sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
+                 project_id, domain_id, first.application_credential_id,
+                 parent.parent_audit_id if parent else None, parent.expires_at if parent else None)
+
+
+def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | None, str | None]:
+    """(project id, domain id) of what was asked; both None for unscoped."""
+    if scope is None:
+        return _default_project(database, user_id), None
+    if scope == "unscoped" or set(scope) == {"unscoped"}:
+        return None, None
+    if set(scope) == {"system"}:
+        raise unauthorized("System scope is not offered: ask for a project.")
+    if set(scope) not in ({"project"}, {"domain"}):
+        raise falcon.HTTPBadRequest(
+            description="'auth.scope' must hold exactly one of project, domain, unscoped."
+        )
+    if "domain" in scope:
+        return None, _required(_find(database, schema.domains, scope["domain"], "auth.scope.domain")).id
+    return _required(_find(database, schema.projects, scope["project"], "auth.scope.project")).id, None
+
+
+def _default_project(database: Database, user_id: str) -> str | None:
+    with database.read() as connection:
+        project_id = connection.execute(
+            select(schema.users.c.default_project_id).where(schema.users.c.id == user_id)).scalar()
+        # A default project that the user may no longer enter gives an unscoped token, as in Keystone.
+        return project_id if tokens.roles_of(connection, user_id, project_id, None) else None
+
+
+def _prove_password(database: Database, body: Any, now: datetime) -> Grant:
+    user = check(body, {"user": OBJECT}, "auth.identity.password")["user"]
+    check(user, PASSWORD_USER, "auth.identity.password.user")
+    row = _find(database, schema.users, user, "auth.identity.password.user")
+    if not passwords.matches(row.password_hash if row else None, user["password"]):
+        raise unauthorized()
+    return Grant(_required(row).id, ["password"])
+
+
+def _prove_token(database: Database, body: Any, now: datetime) -> Grant:
+    secret = check(body, {"id": Field(str, required=True)}, "auth.identity.token")["id"]
+    with database.read() as connection:
+        token = tokens.load(connection, secret, now)
+    if token is None:
+        raise unauthorized()
+    if token.row.application_credential_id:
+        raise falcon.HTTPForbidden(description="A token of an application credential cannot be exchanged.")
+    return Grant(token.user_id, token.row.methods, parent_audit_id=token.row.audit_ids[-1],
+                 expires_at=token.row.expires_at)
+
+
+def _prove_credential(database: Database, body: Any, now: datetime) -> Grant:
+    where = "auth.identity.application_credential"
+    check(body, CREDENTIAL, where)
+    table = schema.application_credentials
+    if "id" in body:
+        rule = table.c.id == body["id"]
+    elif "name" in body and "user" in body:
+        check(body["user"], OWNER, f"{where}.user")
+        user = _find(database, schema.users, body["user"], f"{where}.user")
+        rule = (table.c.name == body["name"]) & (table.c.user_id == (user.id if user else None))
+    else:
+        raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
+    row = _one(database, table, rule)
+    if not passwords.matches(row.secret_hash if row else None, body["secret"]):
+        raise unauthorized()
+    found = _required(row)
+    return Grant(
+        found.user_id, ["application_credential"], found.project_id, application_credential_id=found.id
+    )
+
+
+_PROVE = {"password": _prove_password, "token": _prove_token, "application_credential": _prove_credential}
+
+
+def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] | None:
+    """The domain, project or user that `body` names by id, or by name and domain."""
+    check(body, OWNER, where, others=True)
+    if "id" in body:
+        return _one(database, table, table.c.id == body["id"])
+    if "name" not in body:
+        raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id or a name.")
+    if table is schema.domains:
+        return _one(database, table, table.c.name == body["name"])
+    if "domain" not in body:
+        raise falcon.HTTPBadRequest(description=f"'{where}.domain' is required with a name.")
+    domain = _find(database, schema.domains, body["domain"], f"{where}.domain")
+    return _one(database, table, (table.c.name == body["name"]) &
+                (table.c.domain_id == (domain.id if domain else None)))
+
+
+def _one(database: Database, table: Table, rule: ColumnElement[bool]) -> Row[Any] | None:
+    with database.read() as connection:
+        return connection.execute(select(table).where(rule)).first()
+
+
+def _required(row: Row[Any] | None) -> Row[Any]:
+    if row is None:
+        raise unauthorized()
+    return row

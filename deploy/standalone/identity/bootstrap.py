@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first rows of an identity service, so that an admin can log in and services can find each other.
+
+`bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the endpoints'
+URLs to what it is given, and leaves everything else as it is.
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table, insert, select, update
+
+from deploy.standalone.database import Database
+from deploy.standalone.identity import passwords, schema
+
+REGION = "RegionOne"
+ROLES = ("admin", "manager", "member", "reader", "service")
+SERVICES = {"identity": "keystone", "compute": "kilonova", "image": "glance", "network": "neutron",
+            "block-storage": "cinder", "placement": "placement"}
+USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
+"""(user, project, roles in that project)."""
+
+
+def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: Mapping[str, str]) -> None:
+    """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints exist.
+
+    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one.
+    """
+    with database.read() as connection:
+        stored = {row.name: row.password_hash for row in connection.execute(
+            select(schema.users).where(schema.users.c.domain_id == schema.DEFAULT_DOMAIN))}
+    hashes = {name: stored[name] if name in stored and passwords.matches(stored[name], password)
+              else passwords.digest(password) for name, password in user_passwords.items()}
+    with database.write() as connection:
+        _ensure(connection, schema.domains, {"name": "Default"}, {"id": schema.DEFAULT_DOMAIN})
+        _ensure(connection, schema.regions, {"id": REGION})
+        roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
+        for user, project, names in USERS:
+            _ensure_user(connection, user, hashes[user], project, [roles[name] for name in names])
+        for kind, url in endpoints.items():
+            service = _ensure(connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)})
+            for interface in ("public", "internal", "admin"):
+                key = _ensure(connection, schema.endpoints, {
+                    "service_id": service, "region_id": REGION, "interface": interface}, {"url": url})
+                connection.execute(
+                    update(schema.endpoints).where(schema.endpoints.c.id == key).values(url=url)
+                )
+
+
+def _ensure_user(
+    connection: Connection, name: str, password_hash: str, project: str, roles: list[str]
+) -> None:
+    home = {"domain_id": schema.DEFAULT_DOMAIN}
+    project_id = _ensure(connection, schema.projects, home | {"name": project})
+    user_id = _ensure(connection, schema.users, home | {"name": name}, {"password_hash": password_hash})
+    connection.execute(
+        update(schema.users).where(schema.users.c.id == user_id).values(password_hash=password_hash)
+    )
+    for role_id in roles:
+        key = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
+        if connection.execute(select(schema.project_roles).filter_by(**key)).first() is None:
+            connection.execute(insert(schema.project_roles).values(key))
+
+
+def _ensure(connection: Connection, table: Table, key: Mapping[str, Any],
+            rest: Mapping[str, Any] | None = None) -> str:
+    """The id of the row with `key`; made with `rest` added when there is none."""
+    found = connection.execute(select(table.c.id).filter_by(**key)).scalar()
+    if found is None:
+        values = {"id": uuid.uuid4().hex} | dict(key) | dict(rest or {})
+        connection.execute(insert(table).values(values))
+        found = values["id"]
+    return str(found)

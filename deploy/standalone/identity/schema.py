@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the identity service, and the roles that other roles imply.
+
+Deleting a row takes what hangs on it along (foreign keys cascade): a deleted user leaves no token, role
+assignment or application credential. Times are ISO 8601 in UTC with microseconds, so that they compare as
+text. `extra` holds the attributes that clients add and the service only keeps.
+"""
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    true,
+)
+
+METADATA = MetaData()
+IMPLIED = {"admin": "manager", "manager": "member", "member": "reader"}
+"""Who has the role on the left also has the one on the right."""
+
+DEFAULT_DOMAIN = "default"
+
+
+def _table(name: str, *columns: Column | UniqueConstraint | Index) -> Table:
+    return Table(name, METADATA, *columns)
+
+
+def _to(column: str, **options: bool) -> Column:
+    table, _ = column.split(".")
+    return Column(f"{table[:-1]}_id", ForeignKey(column, ondelete="CASCADE"), **options)
+
+
+domains = _table(
+    "domains", Column("id", String, primary_key=True), Column("name", String, nullable=False, unique=True),
+    Column("description", Text, nullable=False, default=""),
+    Column("enabled", Boolean, nullable=False, server_default=true()), Column("extra", JSON, default=dict))
+
+projects = _table(
+    "projects", Column("id", String, primary_key=True), Column("name", String, nullable=False),
+    _to("domains.id", nullable=False), Column("description", Text, nullable=False, default=""),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("tags", JSON, nullable=False, default=list), Column("extra", JSON, default=dict),
+    UniqueConstraint("domain_id", "name"))
+
+users = _table(
+    "users",
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    _to("domains.id", nullable=False),
+    Column("description", Text),
+    Column("email", String),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("password_hash", String),
+    Column("default_project_id", String),
+    Column("extra", JSON, default=dict),
+    UniqueConstraint("domain_id", "name"),
+)
+
+roles = _table(
+    "roles", Column("id", String, primary_key=True), Column("name", String, nullable=False, unique=True),
+    Column("description", Text), Column("extra", JSON, default=dict))
+
+project_roles = _table(
+    "project_roles", _to("projects.id", primary_key=True), _to("users.id", primary_key=True),
+    _to("roles.id", primary_key=True), Index("project_roles_by_user", "user_id"))
+
+domain_roles = _table(
+    "domain_roles", _to("domains.id", primary_key=True), _to("users.id", primary_key=True),
+    _to("roles.id", primary_key=True), Index("domain_roles_by_user", "user_id"))
+
+services = _table(
+    "services", Column("id", String, primary_key=True), Column("type", String, nullable=False),
+    Column("name", String, nullable=False, default=""), Column("description", Text),
+    Column("enabled", Boolean, nullable=False, server_default=true()), Column("extra", JSON, default=dict))
+
+regions = _table(
+    "regions",
+    Column("id", String, primary_key=True),
+    Column("description", Text, nullable=False, default=""),
+    Column("parent_region_id", ForeignKey("regions.id")),
+    Column("extra", JSON, default=dict),
+)
+
+endpoints = _table(
+    "endpoints", Column("id", String, primary_key=True), _to("services.id", nullable=False),
+    Column("region_id", ForeignKey("regions.id")), Column("interface", String, nullable=False),
+    Column("url", String, nullable=False), Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("extra", JSON, default=dict))
+
+application_credentials = _table(
+    "application_credentials",
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    _to("users.id", nullable=False),
+    _to("projects.id", nullable=False),
+    Column("secret_hash", String, nullable=False),
+    Column("description", Text),
+    Column("expires_at", String),
+    Column("unrestricted", Boolean, nullable=False, server_default=false()),
+    UniqueConstraint("user_id", "name"),
+)
+
+application_credential_roles = _table(
+    "application_credential_roles", _to("application_credentials.id", primary_key=True),
+    _to("roles.id", primary_key=True))
+
+tokens = _table(
+    "tokens", Column("digest", String, primary_key=True), _to("users.id", nullable=False, index=True),
+    _to("projects.id"), _to("domains.id"), _to("application_credentials.id"),
+    Column("methods", JSON, nullable=False), Column("audit_ids", JSON, nullable=False),
+    Column("issued_at", String, nullable=False), Column("expires_at", String, nullable=False, index=True))

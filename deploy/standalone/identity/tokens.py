@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens: opaque random strings whose SHA-256 is stored; what one is worth is read from the rows of this
+moment.
+
+`issue` writes a token, `load` reads it back with two SELECTs, `view` words it as Keystone does. `load`
+answers None, and so the token is worthless, when it is expired or revoked, when its user, project, domain or
+application credential is gone or disabled, or when a scoped token has no role left.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select, true
+
+from deploy.standalone.identity import schema
+from deploy.standalone.identity.schema import application_credentials as credentials
+from deploy.standalone.identity.schema import projects, roles, tokens, users
+
+USER_DOMAIN = schema.domains.alias("user_domain")
+PROJECT_DOMAIN = schema.domains.alias("project_domain")
+SCOPE_DOMAIN = schema.domains.alias("scope_domain")
+
+Named = dict[str, str]
+"""{"id": ..., "name": ...}, as the API shows a role or a domain."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a token is to be issued for. `expires_at` is set when it continues another token."""
+
+    user_id: str
+    methods: list[str]
+    project_id: str | None = None
+    domain_id: str | None = None
+    application_credential_id: str | None = None
+    parent_audit_id: str | None = None
+    expires_at: str | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A valid token: its row joined with user, scope and application credential, and the roles it carries."""
+
+    row: Row[Any]
+    roles: list[Named]
+
+    @property
+    def is_admin(self) -> bool:
+        return any(role["name"] == "admin" for role in self.roles)
+
+    @property
+    def may_validate(self) -> bool:
+        """Whether the bearer is a service that may look into other people's tokens."""
+        return any(role["name"] in ("admin", "service") for role in self.roles)
+
+    @property
+    def user_id(self) -> str:
+        return str(self.row.user_id)
+
+
+def text_of(moment: datetime) -> str:
+    """`moment` as the API and the database write it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def digest(secret: str) -> str:
+    """Under what a token is stored."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
+    """Store a token for `grant` and return its secret; also forgets tokens that have expired."""
+    secret = secrets.token_urlsafe(32)
+    connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
+    audit_ids = [secrets.token_urlsafe(16)] + ([grant.parent_audit_id] if grant.parent_audit_id else [])
+    connection.execute(insert(tokens).values(
+        digest=digest(secret), user_id=grant.user_id, project_id=grant.project_id, domain_id=grant.domain_id,
+        application_credential_id=grant.application_credential_id, methods=grant.methods, audit_ids=audit_ids,
+        issued_at=text_of(now), expires_at=grant.expires_at or text_of(now + lifetime)))
+    return secret
+
+
+def load(connection: Connection, secret: str, now: datetime) -> Token | None:
+    """The token behind `secret` if it is worth anything at `now`."""
+    row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
+    if row is None or row.expires_at <= text_of(now) or not _stands(row, now):
+        return None
+    scoped = row.project_id or row.domain_id
+    held = roles_of(connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id)
+    return Token(row, held) if held or not scoped else None
+
+
+def revoke(connection: Connection, secret: str) -> None:
+    """Make a token worthless."""
+    connection.execute(delete(tokens).where(tokens.c.digest == digest(secret)))
+
+
+def revoke_all(connection: Connection, user_id: str) -> None:
+    """Make all tokens of a user worthless: after a change of password."""
+    connection.execute(delete(tokens).where(tokens.c.user_id == user_id))
+
+
+def roles_of(connection: Connection, user_id: str, project_id: str | None, domain_id: str | None,
+             credential_id: str | None = None) -> list[Named]:
+    """The roles of a user in a project or domain, implied ones included, cut down to what a credential
+    delegates.
+    """
+    if not (project_id or domain_id):
+        return []
+    table = schema.project_roles if project_id else schema.domain_roles
+    target = table.c.project_id == project_id if project_id else table.c.domain_id == domain_id
+    delegated = schema.application_credential_roles
+    held = select(true()).where(target, table.c.user_id == user_id, table.c.role_id == roles.c.id).exists()
+    lent = select(true()).where(delegated.c.application_credential_id == credential_id,
+                                delegated.c.role_id == roles.c.id).exists()
+    rows = connection.execute(select(roles.c.id, roles.c.name, held.label("held"), lent.label("lent"))).all()
+    mine = implied({row.name for row in rows if row.held})
+    if credential_id:
+        mine &= implied({row.name for row in rows if row.lent})
+    return [
+        {"id": row.id, "name": row.name} for row in sorted(rows, key=lambda row: row.name) if row.name in mine
+    ]
+
+
+def implied(names: set[str]) -> set[str]:
+    """`names` with every role that they imply."""
+    whole, left = set(names), list(names)
+    while left:
+        if (name := schema.IMPLIED.get(left.pop())) and name not in whole:
+            whole.add(name)
+            left.append(name)
+    return whole
+
+
+def view(token: Token, catalogue: list[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The token as Keystone shows it; a scoped one carries the catalogue unless it is None."""
+    row = token.row
+    body: dict[str, Any] = {
+        "methods": row.methods,
+        "audit_ids": row.audit_ids,
+        "issued_at": row.issued_at,
+        "expires_at": row.expires_at,
+        "user": {
+            "id": row.user_id,
+            "name": row.user_name,
+            "password_expires_at": None,
+            "domain": {"id": row.user_domain_id, "name": row.user_domain_name},
+        },
+    }
+    if row.project_id:
+        body["project"] = {"id": row.project_id, "name": row.project_name,
+                           "domain": {"id": row.project_domain_id, "name": row.project_domain_name}}
+        body["is_domain"] = False
+    if row.domain_id:
+        body["domain"] = {"id": row.domain_id, "name": row.scope_domain_name}
+    if row.application_credential_id:
+        body["application_credential"] = {"id": row.application_credential_id, "name": row.credential_name,
+                                          "restricted": not row.unrestricted}
+    if token.roles:
+        body["roles"] = token.roles
+        if catalogue is not None:
+            body["catalog"] = catalogue
+    return {"token": body}
+
+
+def _stands(row: Row[Any], now: datetime) -> bool:
+    enabled = [row.user_enabled, row.user_domain_enabled]
+    if row.project_id:
+        enabled += [row.project_enabled, row.project_domain_enabled]
+    if row.domain_id:
+        enabled.append(row.scope_domain_enabled)
+    return all(enabled) and (row.credential_expires_at is None or row.credential_expires_at > text_of(now))
+
+
+_FULL_ROW = select(
+    tokens,
+    users.c.name.label("user_name"),
+    users.c.enabled.label("user_enabled"),
+    USER_DOMAIN.c.id.label("user_domain_id"),
+    USER_DOMAIN.c.name.label("user_domain_name"),
+    USER_DOMAIN.c.enabled.label("user_domain_enabled"),
+    projects.c.name.label("project_name"),
+    projects.c.enabled.label("project_enabled"),
+    PROJECT_DOMAIN.c.id.label("project_domain_id"),
+    PROJECT_DOMAIN.c.name.label("project_domain_name"),
+    PROJECT_DOMAIN.c.enabled.label("project_domain_enabled"),
+    SCOPE_DOMAIN.c.name.label("scope_domain_name"),
+    SCOPE_DOMAIN.c.enabled.label("scope_domain_enabled"),
+    credentials.c.name.label("credential_name"),
+    credentials.c.unrestricted,
+    credentials.c.expires_at.label("credential_expires_at"),
+).select_from(
+    tokens.join(users, users.c.id == tokens.c.user_id)
+    .join(USER_DOMAIN, USER_DOMAIN.c.id == users.c.domain_id)
+    .outerjoin(projects, projects.c.id == tokens.c.project_id)
+    .outerjoin(PROJECT_DOMAIN, PROJECT_DOMAIN.c.id == projects.c.domain_id)
+    .outerjoin(SCOPE_DOMAIN, SCOPE_DOMAIN.c.id == tokens.c.domain_id)
+    .outerjoin(credentials, credentials.c.id == tokens.c.application_credential_id)
+)

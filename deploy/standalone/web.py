@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP edge that both standalone services share: bodies in, answers and errors out, the log, the server.
+
+`application` builds a falcon app whose every error has the shape {"error": {"code", "title", "message"}};
+`read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until SIGTERM and lets requests
+that are under way finish. Neither headers, bodies nor query strings are ever logged: that is where secrets
+travel.
+"""
+
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import falcon
+import orjson
+from gunicorn.app.base import BaseApplication
+from gunicorn.http.errors import ParseException
+
+LOG = logging.getLogger("standalone")
+BODY_LIMIT = 256 * 1024
+
+
+def application(middleware: list[Any]) -> falcon.App:
+    """A falcon app with the log, the error shape and lenient trailing slashes; routes are the caller's."""
+    app: falcon.App = falcon.App(middleware=[RequestLog(), *middleware])
+    app.req_options.strip_url_path_trailing_slash = True
+    app.req_options.keep_blank_qs_values = True
+    app.set_error_serializer(write_error)
+    app.add_error_handler(Exception, answer_unexpected)
+    return app
+
+
+class RequestLog:
+    """Gives every request an id and writes one line when it has been answered."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        req.context.id = f"req-{uuid.uuid4()}"
+        req.context.started = time.monotonic()
+        resp.set_header("X-Openstack-Request-Id", req.context.id)
+
+    def process_response(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, ok: bool
+    ) -> None:
+        took = 1000 * (time.monotonic() - req.context.started)
+        LOG.info("%s %s %r %s %.1f ms", req.context.id, req.method, req.path[:200], resp.status, took)
+
+
+def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    """Give `error` the body that Keystone's clients read, and that openstacksdk reads of any service."""
+    title = HTTPStatus(error.status_code).phrase
+    message = error.description or f"{title}."
+    answer(resp, {"error": {"code": error.status_code, "title": title, "message": message}})
+
+
+def answer_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: Any) -> None:
+    """Log a bug with its traceback; tell the client only the id under which the operator finds it."""
+    LOG.error("%s failed", req.context.id, exc_info=error)
+    raise falcon.HTTPInternalServerError(
+        description=f"Unexpected error; the log of {req.context.id} says more."
+    )
+
+
+def answer(resp: falcon.Response, body: object) -> None:
+    """Set `body` as the JSON answer."""
+    resp.content_type = falcon.MEDIA_JSON
+    # Names of columns are a subclass of str, which orjson takes as a key only when told to.
+    resp.data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def read_bytes(req: falcon.Request, limit: int) -> bytes:
+    """Up to `limit` bytes of the body, chunked or not; b"" at its end. Raises 400 when the client broke off.
+    """
+    try:
+        return bytes(req.stream.read(limit))
+    except (OSError, ParseException) as error:
+        raise falcon.HTTPBadRequest(
+            description="The request body ended early or is badly chunked."
+        ) from error
+
+
+def read_json(req: falcon.Request) -> Any:
+    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8."""
+    raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
+    if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
+        raise falcon.HTTPContentTooLarge(description=f"The request body is larger than {BODY_LIMIT} bytes.")
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise falcon.HTTPBadRequest(description=f"The request body is not valid JSON: {error}.") from error
+
+
+def read_object(req: falcon.Request, key: str) -> Any:
+    """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming the key."""
+    body = read_json(req)
+    if not isinstance(body, dict) or key not in body:
+        raise falcon.HTTPBadRequest(description=f"The request body must be an object with '{key}'.")
+    return body[key]
+
+
+def secret(path: str | None, variable: str) -> str:
+    """A password from the first line of a file, or else from the environment. Raises SystemExit saying what
+    to do.
+    """
+    if path:
+        with open(path, encoding="utf-8") as file:
+            value = file.readline().rstrip("\n")
+    else:
+        value = os.environ.get(variable, "")
+    if not value:
+        raise SystemExit(
+            f"No password: write it to the file {path!r}." if path else f"No password: set {variable}."
+        )
+    return value
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    def __init__(self, load: Callable[[], falcon.App], options: Mapping[str, Any]) -> None:
+        self._load, self._options = load, options
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        return self._load()
+
+
+def serve(load: Callable[[], Any], bind: str, threads: int, when_ready: Callable[[], None]) -> None:
+    """Run one gthread worker on `bind` (HOST:PORT) until SIGTERM; `load` builds the app in the worker.
+
+    `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up after a
+    crash.
+    """
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    _Server(load, {
+        "bind": bind, "threads": threads, "workers": 1, "worker_class": "gthread", "keepalive": 30,
+        "graceful_timeout": 30, "control_socket_disable": True, "when_ready": lambda _server: when_ready(),
+    }).run()

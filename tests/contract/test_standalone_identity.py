@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standalone identity service against the clients it is made for, as a real process.
+
+python-openstackclient, openstacksdk and keystonemiddleware drive it unmodified; `requests` sends what they
+never would.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openstack
+import pytest
+import requests
+from keystoneauth1 import exceptions as auth_errors
+from keystoneauth1 import session as auth_session
+from keystoneauth1.identity import v3
+from keystonemiddleware.auth_token import AuthProtocol
+from webob import Request, Response
+
+from deploy.standalone.trial import Cloud, running
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
+        yield started
+    assert " 500 " not in (started.folder / "identity.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def admin(cloud: Cloud) -> Any:
+    return connect(cloud, "admin", cloud.admin_password, "admin")
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    return openstack.connect(
+        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
+        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
+              "user_domain_id": "default", "project_domain_id": "default"})
+
+
+def client(cloud: Cloud, *commands: str, **settings: str) -> list[Any]:
+    """What the commands, given to one `openstack` process, print as JSON; fails on any message of an error.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")} | {
+        "OS_AUTH_URL": cloud.auth_url, "OS_USERNAME": "admin", "OS_PASSWORD": cloud.admin_password,
+        "OS_PROJECT_NAME": "admin", "OS_USER_DOMAIN_ID": "default", "OS_PROJECT_DOMAIN_ID": "default",
+        "OS_IDENTITY_API_VERSION": "3"} | settings
+    done = subprocess.run([Path(sys.executable).with_name("openstack")], input="\n".join(commands), env=env,
+                          capture_output=True, text=True, timeout=60, check=False)
+    # Its interactive mode always ends with status 1: a failure shows in what it says.
+    assert not done.stderr.strip(), done.stderr
+    answers, text = [], done.stdout.strip()
+    while text:
+        answer, end = json.JSONDecoder().raw_decode(text)
+        answers.append(answer)
+        text = text[end:].strip()
+    return answers
+
+
+class Person:
+    """A user with a role in a project of their own."""
+
+    def __init__(self, admin: Any, role: str = "member") -> None:
+        self.name, self.password = f"user-{uuid.uuid4().hex[:8]}", "correct horse"
+        self.project = admin.identity.create_project(
+            name=f"project-{uuid.uuid4().hex[:8]}", domain_id="default"
+        )
+        self.user = admin.identity.create_user(name=self.name, password=self.password, domain_id="default")
+        self.role = admin.identity.find_role(role)
+        admin.identity.assign_project_role_to_user(self.project, self.user, self.role)
+
+    def connect(self, cloud: Cloud) -> Any:
+        return connect(cloud, self.name, self.password, self.project.name)
+
+
+def post_token(cloud: Cloud, auth: Any) -> requests.Response:
+    return requests.post(f"{cloud.auth_url}/auth/tokens", json={"auth": auth}, timeout=20)
+
+
+def by_password(name: str, password: str, scope: Any = None) -> dict[str, Any]:
+    user = {"name": name, "domain": {"id": "default"}, "password": password}
+    auth: dict[str, Any] = {"identity": {"methods": ["password"], "password": {"user": user}}}
+    return auth | ({"scope": scope} if scope is not None else {})
+
+
+# The real clients
+
+
+def test_openstackclient_runs_every_identity_command(cloud: Cloud) -> None:
+    token, catalogue, projects, users, project, user, roles, listed, services = client(
+        cloud, "token issue -f json", "catalog list -f json", "project list -f json", "user list -f json",
+        "project create --domain default --description d --property a=b cli -f json",
+        "user create --domain default --project cli --password x --email e@example.org cli -f json",
+        "role add --user cli --project cli member", "role assignment list --user cli --names -f json",
+        "role list -f json", "service list -f json", "project set --name cli2 cli", "project delete cli2",
+        "user delete cli")
+    assert token["project_id"] and token["user_id"]
+    assert {entry["Type"] for entry in catalogue} == {"identity", "image"}
+    assert {entry["Name"] for entry in projects} == {"admin", "service"}
+    assert {"admin", "kilonova"} <= {entry["Name"] for entry in users}
+    assert (project["name"], project["a"], user["email"]) == ("cli", "b", "e@example.org")
+    assert roles == [
+        {
+            "Role": "member",
+            "User": "cli@Default",
+            "Group": "",
+            "Project": "cli@Default",
+            "Domain": "",
+            "System": "",
+            "Inherited": False,
+        }
+    ]
+    assert {entry["Name"] for entry in listed} == {"admin", "manager", "member", "reader", "service"}
+    assert {entry["Type"] for entry in services} == {"identity", "image"}
+
+
+def test_openstackclient_works_for_a_member_and_with_an_application_credential(
+    cloud: Cloud, admin: Any
+) -> None:
+    person = Person(admin)
+    as_person = {
+        "OS_USERNAME": person.name,
+        "OS_PASSWORD": person.password,
+        "OS_PROJECT_NAME": person.project.name,
+    }
+    projects, credential = client(cloud, "project list -f json",
+                                  "application credential create --role reader robot -f json", **as_person)
+    assert [entry["ID"] for entry in projects] == [person.project.id]
+    secret = credential.get("secret") or credential["Secret"]
+    login = v3.ApplicationCredential(cloud.auth_url, application_credential_secret=secret,
+                                     application_credential_name="robot", username=person.name,
+                                     user_domain_id="default")
+    access = login.get_access(auth_session.Session())
+    assert access.project_id == person.project.id
+    assert access.role_names == ["reader"]
+    assert access.application_credential["restricted"] is True
+
+
+def test_sdk_administers_every_noun(admin: Any) -> None:
+    identity = admin.identity
+    domain = identity.create_domain(name=f"domain-{uuid.uuid4().hex[:8]}")
+    project = identity.create_project(name="same name", domain_id=domain.id)
+    assert identity.find_project("same name", domain_id=domain.id).id == project.id
+    region = identity.create_region(id="RegionTwo", description="second")
+    service = identity.create_service(name="cinder", type="block-storage")
+    endpoint = identity.create_endpoint(service_id=service.id, interface="public", region_id=region.id,
+                                        url="http://volume/v3/$(project_id)s")
+    entries = {entry["type"]: entry for entry in admin.session.get(
+        "/auth/catalog", endpoint_filter={"service_type": "identity"}).json()["catalog"]}
+    assert entries["block-storage"]["endpoints"][0]["url"].endswith(admin.current_project_id)
+    assert identity.update_endpoint(endpoint, is_enabled=False).is_enabled is False
+    role = identity.create_role(name=f"role-{uuid.uuid4().hex[:8]}")
+    identity.assign_domain_role_to_user(domain, admin.current_user_id, role)
+    assert identity.validate_user_has_domain_role(domain, admin.current_user_id, role)
+    for noun, row in (("endpoint", endpoint), ("service", service), ("region", region), ("role", role)):
+        getattr(identity, f"delete_{noun}")(row, ignore_missing=False)
+    with pytest.raises(openstack.exceptions.ForbiddenException, match="disabled before"):
+        identity.delete_domain(domain)
+    identity.update_domain(domain, is_enabled=False)
+    identity.delete_domain(domain, ignore_missing=False)
+    assert identity.find_project(project.id) is None
+
+
+@pytest.mark.parametrize("scope", [
+    {"project_name": "admin", "project_domain_name": "Default"}, {"unscoped": True}, {}])
+def test_a_token_can_be_exchanged_for_another_scope(cloud: Cloud, scope: dict[str, Any]) -> None:
+    first = v3.Password(
+        cloud.auth_url, username="admin", password=cloud.admin_password, user_domain_name="Default"
+    )
+    access = first.get_access(auth_session.Session())
+    assert access.project_id is None
+    second = v3.Token(cloud.auth_url, token=access.auth_token, **scope).get_access(auth_session.Session())
+    assert (second.project_id is not None) is ("project_name" in scope)
+    assert second.expires == access.expires
+
+
+def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
+    person = Person(admin, "manager")
+    assert person.connect(cloud).session.auth.get_access(auth_session.Session()).role_names == [
+        "manager", "member", "reader"]
+    admin.identity.assign_domain_role_to_user("default", person.user, person.role)
+    scoped = v3.Password(cloud.auth_url, username=person.name, password=person.password,
+                         user_domain_id="default", domain_id="default").get_access(auth_session.Session())
+    assert (scoped.domain_id, scoped.project_id) == ("default", None)
+    effective = admin.identity.role_assignments(user_id=person.user.id, effective=True, include_names=True,
+                                                scope_project_id=person.project.id)
+    assert sorted(entry.role["name"] for entry in effective) == ["manager", "member", "reader"]
+
+
+def middleware_of(cloud: Cloud) -> AuthProtocol:
+    def shown(environ: dict[str, Any], start_response: Any) -> Any:
+        names = ("HTTP_X_USER_ID", "HTTP_X_PROJECT_ID", "HTTP_X_ROLES", "HTTP_X_USER_NAME")
+        return Response(json={name: environ.get(name) for name in names})(environ, start_response)
+
+    return AuthProtocol(
+        shown,
+        {
+            "auth_type": "password",
+            "auth_url": cloud.auth_url,
+            "username": "kilonova",
+            "project_name": "service",
+            "password": cloud.service_password,
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+            "www_authenticate_uri": cloud.auth_url,
+            "token_cache_time": -1,
+        },
+    )
+
+
+def test_keystonemiddleware_validates_and_sees_a_revocation(cloud: Cloud, admin: Any) -> None:
+    person, middleware = Person(admin), middleware_of(cloud)
+    connection = person.connect(cloud)
+    token = connection.session.get_token()
+
+    def ask(secret: str) -> Response:
+        return Request.blank("/", headers={"X-Auth-Token": secret}).get_response(middleware)
+
+    assert ask(token).json == {
+        "HTTP_X_USER_ID": person.user.id,
+        "HTTP_X_PROJECT_ID": person.project.id,
+        "HTTP_X_ROLES": "member,reader",
+        "HTTP_X_USER_NAME": person.name,
+    }
+    assert ask("nonsense").status_int == 401
+    connection.session.delete(f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token})
+    assert ask(token).status_int == 401
+
+
+# What a token is worth
+
+
+@pytest.mark.parametrize("change", ["disable user", "disable project", "take the role", "delete user",
+                                    "delete project", "admin sets password", "user changes password"])
+def test_a_token_dies_with_what_it_stands_on(cloud: Cloud, admin: Any, change: str) -> None:
+    person = Person(admin)
+    token = person.connect(cloud).session.get_token()
+    identity, headers = admin.identity, {"X-Auth-Token": token}
+    assert requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code == 200
+    if change == "disable user":
+        identity.update_user(person.user, is_enabled=False)
+    elif change == "disable project":
+        identity.update_project(person.project, is_enabled=False)
+    elif change == "take the role":
+        identity.unassign_project_role_from_user(person.project, person.user, person.role)
+    elif change == "delete user":
+        identity.delete_user(person.user, ignore_missing=False)
+    elif change == "delete project":
+        identity.delete_project(person.project, ignore_missing=False)
+    elif change == "admin sets password":
+        identity.update_user(person.user, password="another")
+    else:
+        url = f"{cloud.auth_url}/users/{person.user.id}/password"
+        body = {"user": {"original_password": person.password, "password": "battery staple"}}
+        assert requests.post(url, json=body, timeout=20).status_code == 204
+        assert requests.post(url, json=body, timeout=20).status_code == 401
+    assert requests.get(f"{cloud.auth_url}/auth/catalog", headers=headers, timeout=20).status_code == 401
+    checked = admin.session.get(
+        f"{cloud.auth_url}/auth/tokens", headers={"X-Subject-Token": token}, raise_exc=False
+    )
+    assert checked.status_code == 404
+
+
+def test_an_application_credential_cannot_grow(cloud: Cloud, admin: Any) -> None:
+    person = Person(admin)
+    connection = person.connect(cloud)
+    made = connection.identity.create_application_credential(person.user, "robot", roles=[{"name": "member"}])
+    robot = openstack.connect(
+        load_yaml_config=False,
+        load_envvars=False,
+        auth_type="v3applicationcredential",
+        auth={
+            "auth_url": cloud.auth_url,
+            "application_credential_id": made.id,
+            "application_credential_secret": made.secret,
+        },
+    )
+    assert robot.current_project_id == person.project.id
+    with pytest.raises(openstack.exceptions.ForbiddenException):
+        robot.identity.create_application_credential(person.user, "second")
+    with pytest.raises(auth_errors.Forbidden):
+        v3.Token(cloud.auth_url, token=robot.session.get_token()).get_access(auth_session.Session())
+    with pytest.raises(openstack.exceptions.BadRequestException, match="role that you lack"):
+        connection.identity.create_application_credential(person.user, "greedy", roles=[{"name": "admin"}])
+    connection.identity.delete_application_credential(person.user, made, ignore_missing=False)
+    assert requests.get(f"{cloud.auth_url}/auth/catalog", timeout=20, headers={
+        "X-Auth-Token": robot.session.get_token()}).status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [
+    ("GET", "/projects", None), ("GET", "/users", None), ("POST", "/projects", {"project": {"name": "mine"}}),
+    ("GET", "/role_assignments", None), ("PATCH", "/users/{user}", {"user": {"name": "x"}}),
+    ("PUT", "/projects/{project}/users/{user}/roles/{admin_role}", None), ("GET", "/users/{other}", None),
+    ("GET", "/users/{other}/application_credentials", None), ("POST", "/roles", {"role": {"name": "root"}}),
+    ("POST", "/users/{other}/application_credentials", {"application_credential": {"name": "x"}})])
+def test_a_member_may_not_administer(cloud: Cloud, admin: Any, method: str, path: str, body: Any) -> None:
+    person = Person(admin)
+    url = cloud.auth_url + path.format(
+        user=person.user.id,
+        project=person.project.id,
+        other=admin.current_user_id,
+        admin_role=admin.identity.find_role("admin").id,
+    )
+    headers = {"X-Auth-Token": person.connect(cloud).session.get_token()}
+    assert requests.request(method, url, json=body, headers=headers, timeout=20).status_code == 403
+    assert requests.request(method, url, json=body, timeout=20).status_code == 401
+    own = requests.get(f"{cloud.auth_url}/users/{person.user.id}", headers=headers, timeout=20).json()["user"]
+    assert own["name"] == person.name
+    assert not {"password", "password_hash"} & own.keys()
+
+
+# Hostile input
+
+
+ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
+
+
+@pytest.mark.parametrize(
+    ("auth", "status", "said"),
+    [
+        (None, 400, "'auth'"),
+        ([], 400, "'auth'"),
+        ({}, 400, "auth.identity"),
+        ({"identity": 1}, 400, "auth.identity"),
+        ({"identity": {"methods": "password"}}, 400, "auth.identity.methods"),
+        ({"identity": {"methods": []}}, 400, "auth.identity.methods"),
+        ({"identity": {"methods": [{}]}}, 401, "methods"),
+        ({"identity": {"methods": ["totp"]}}, 401, "methods"),
+        ({"identity": {"methods": ["password"]}}, 400, "auth.identity.password"),
+        ({"identity": {"methods": ["password"], "password": {"user": []}}}, 400, "password.user"),
+        (
+            {"identity": {"methods": ["password"], "password": {"user": {"name": "admin"}}}},
+            400,
+            "user.password",
+        ),
+        (
+            {"identity": {"methods": ["password"], "password": {"user": {"name": "admin", "password": "x"}}}},
+            400,
+            "user.domain",
+        ),
+        (
+            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"password": 7}}}},
+            400,
+            "user.password",
+        ),
+        (
+            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"domain": 1}}}},
+            400,
+            "user.domain",
+        ),
+        ({"identity": {"methods": ["password"], "password": {"user": ADMIN_USER}}}, 401, "authentication"),
+        (
+            {"identity": {"methods": ["password"], "password": {"user": ADMIN_USER | {"name": "nobody"}}}},
+            401,
+            "authentication",
+        ),
+        ({"identity": {"methods": ["token"], "token": {"id": "\x00"}}}, 401, "authentication"),
+        (
+            {"identity": {"methods": ["application_credential"], "application_credential": {"secret": "x"}}},
+            400,
+            "id",
+        ),
+        (
+            {
+                "identity": {
+                    "methods": ["application_credential"],
+                    "application_credential": {"id": "x", "secret": "x"},
+                }
+            },
+            401,
+            "authentication",
+        ),
+    ],
+)
+def test_a_wrong_login_is_refused_by_name(cloud: Cloud, auth: Any, status: int, said: str) -> None:
+    answer = post_token(cloud, auth)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, status)
+    assert said in error["message"]
+    assert error["title"]
+    assert "X-Subject-Token" not in answer.headers
+
+
+@pytest.mark.parametrize(("scope", "status"), [
+    ({"project": {"id": "nowhere"}}, 401), ({"project": {"name": "admin"}}, 400), ({"project": {}}, 400),
+    ({"project": {"name": "admin", "domain": {"name": "none"}}}, 401), ({"domain": {"id": "default"}}, 401),
+    ({"galaxy": {}}, 400), ({}, 400), (5, 400), ("everything", 400), ({"system": {"all": True}}, 401),
+    ({"project": {"id": "a"}, "domain": {"id": "b"}}, 400), ({"project": []}, 400)])
+def test_an_unknown_scope_is_refused(cloud: Cloud, scope: Any, status: int) -> None:
+    assert post_token(cloud, by_password("admin", cloud.admin_password, scope)).status_code == status
+
+
+@pytest.mark.parametrize(("raw", "status"), [
+    (b"", 400), (b"{", 400), (b"\xff\xfe", 400), (b'"\\ud800"', 400), (b"[" * 100_000, 400), (b"[]", 400),
+    (b"{}", 400), (b'{"auth": "' + b"x" * 300_000 + b'"}', 413)])
+def test_a_body_that_is_no_json_is_refused(cloud: Cloud, raw: bytes, status: int) -> None:
+    for body in (raw, iter([raw])):  # with a length, and chunked
+        answer = requests.post(f"{cloud.auth_url}/auth/tokens", data=body, timeout=20)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/projects", {"project": {}}, "project.name"),
+        ("/projects", {"project": {"name": 5}}, "project.name"),
+        ("/projects", {"project": {"name": "x" * 256}}, "project.name"),
+        ("/projects", {"project": "x"}, "'project'"),
+        ("/projects", {"project": {"name": " "}}, "project.name"),
+        ("/projects", {"user": {}}, "'project'"),
+        ("/projects", {"project": {"name": "x", "enabled": "yes"}}, "project.enabled"),
+        ("/projects", {"project": {"name": "x", "tags": [1]}}, "project.tags"),
+        ("/projects", {"project": {"name": "x", "domain_id": "none"}}, "project.domain_id"),
+        ("/projects", {"project": {"name": "x", "parent_id": "y"}}, "project.parent_id"),
+        ("/users", {"user": {"name": "x", "password": 1}}, "user.password"),
+        ("/regions", {"region": {"id": "../x"}}, "region.id"),
+        (
+            "/endpoints",
+            {"endpoint": {"service_id": "x", "interface": "odd", "url": "u"}},
+            "endpoint.interface",
+        ),
+        (
+            "/endpoints",
+            {"endpoint": {"service_id": "none", "interface": "public", "url": "u"}},
+            "endpoint.service_id",
+        ),
+    ],
+)
+def test_a_wrong_noun_is_refused_by_name(cloud: Cloud, admin: Any, path: str, body: Any, said: str) -> None:
+    answer = admin.session.post(cloud.auth_url + path, json=body, raise_exc=False)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_names_are_unique_and_columns_cannot_be_smuggled(cloud: Cloud, admin: Any) -> None:
+    name = f"user-{uuid.uuid4().hex[:8]}"
+    body = {"user": {"name": name, "password_hash": ["x"], "id": "chosen", "extra": 1, "links": 2}}
+    answer = admin.session.post(f"{cloud.auth_url}/users", json=body)
+    assert answer.json()["user"]["id"] != "chosen"
+    assert admin.session.post(f"{cloud.auth_url}/users", json=body, raise_exc=False).status_code == 409
+    assert post_token(cloud, by_password(name, "x")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/projects/../../etc/passwd",
+        "/projects/%2e%2e%2fetc",
+        "/projects/%00",
+        "/nothing",
+        "/users/'%20OR%201=1--",
+        "/projects/" + "x" * 2000,
+        "/projects/%ff%0a",
+    ],
+)
+def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> None:
+    with requests.Session() as session:
+        prepared = requests.Request("GET", cloud.auth_url, headers={
+            "X-Auth-Token": admin.session.get_token()}).prepare()
+        prepared.url = cloud.auth_url + path
+        assert session.send(prepared, timeout=20).status_code == 404
+
+
+def test_bootstrap_repeats_and_secrets_stay_out_of_logs_and_files(cloud: Cloud, admin: Any) -> None:
+    before = [project.id for project in admin.identity.projects()]
+    cloud.bootstrap()
+    assert [project.id for project in admin.identity.projects()] == before
+    token = admin.session.get_token()
+    assert (cloud.folder / "identity.db").stat().st_mode & 0o077 == 0
+    for path in cloud.folder.glob("identity*"):
+        content = path.read_bytes()
+        for secret in (token, cloud.admin_password, cloud.service_password):
+            assert secret.encode() not in content
