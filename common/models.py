@@ -158,6 +158,15 @@ class SyncAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """What opens the image service for a host: its URL and a short token, minted for the message. Never
+    journalled, never printed."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSpec:
     """What is wanted of placement for one server."""
 

@@ -16,7 +16,7 @@ from oslo_config import cfg
 from common import errors, service
 from common.clients.identity import Identity
 from common.clock import Clock
-from common.models import Command, RequestSpec, Selection, Sync, SyncAnswer
+from common.models import Access, Command, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
@@ -55,15 +55,19 @@ class Messages:
     def do(self, host: str, commands: list[Command]) -> None:
         """Cast; without a token nothing is sent, and the host's next sync asks for it again."""
         try:
-            token = self.token_for(commands)
+            access = self.access_for(commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", host, problem)
             return
-        self._agents.do(host, commands, token)
+        self._agents.do(host, commands, access)
 
-    def token_for(self, commands: list[Command]) -> str | None:
-        """A token, when one of these commands fetches an image."""
-        return self._identity.token() if any(command.verb == "ensure_guest" for command in commands) else None
+    def access_for(self, commands: list[Command]) -> Access | None:
+        """The image service's URL and a token, when one of these commands fetches an image."""
+        return self._identity.image_access() if any(_fetches(command) for command in commands) else None
+
+
+def _fetches(command: Command) -> bool:
+    return bool(command.args.get("guest", {}).get("image"))
 
 
 class Conductor:
@@ -85,14 +89,14 @@ class Conductor:
         self._own_ring_at = self.engine.clock.monotonic()
         self._rung.set()
 
-    def sync(self, request: Sync) -> tuple[SyncAnswer, str | None]:
+    def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         answer: Future[SyncAnswer] = Future()
         with self._lock:
             self._inbox.append((request, answer))
         self._spoken.set()
         given = answer.result(timeout=SYNC_PATIENCE)
         try:
-            return given, self._post.token_for(given.commands)
+            return given, self._post.access_for(given.commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return SyncAnswer(given.session, given.acknowledged, [], given.guests), None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: Kilonova's own session at Keystone, and the short token it gives to a host for the image service.
+"""Identity: Kilonova's own session at Keystone, and the short token it gives to a host for images.
 
 The token is minted per message, kept for a minute, and never written anywhere.
 """
@@ -12,9 +12,10 @@ from typing import Any
 from oslo_config import cfg
 
 from common import errors
+from common.models import Access
 
 KEEP = 60.0
-CONNECT, READ = 3.0, 30.0
+READ = 30.0
 
 
 class Identity:
@@ -23,7 +24,7 @@ class Identity:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
         self._lock = threading.Lock()
-        self._token: tuple[float, str] | None = None
+        self._access: tuple[float, Access] | None = None
         self._session: Any = None
 
     def session(self) -> Any:
@@ -38,25 +39,25 @@ class Identity:
             self._session = session.Session(auth=password, timeout=READ)
         return self._session
 
-    def token(self) -> str:
-        """A token that opens the image service for a host.
+    def image_access(self) -> Access:
+        """The image service's URL ([image] endpoint, else from the catalogue) and a token for a host.
 
         Raises:
             Unavailable: the identity service gives none now.
         """
         from keystoneauth1 import exceptions
         with self._lock:
-            if self._token is None or self._token[0] < time.monotonic():
+            if self._access is None or self._access[0] < time.monotonic():
                 try:
-                    self._token = (time.monotonic() + KEEP, str(self.session().get_token()))
+                    access = Access(self._image_url(), str(self.session().get_token()))
                 except (exceptions.ClientException, OSError) as problem:
                     raise errors.Unavailable(
                         "The identity service gives Kilonova no token; check [identity] and that it runs."
                     ) from problem
-            return self._token[1]
+                self._access = (time.monotonic() + KEEP, access)
+            return self._access[1]
 
-    def image_endpoint(self) -> str:
-        """Where the image service is: [image] endpoint, else from the catalogue."""
+    def _image_url(self) -> str:
         if self._conf.image.endpoint:
             return str(self._conf.image.endpoint)
         found = self.session().get_endpoint(service_type="image", region_name=self._conf.identity.region)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from common.models import Command
+from common.models import Access, Command
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
@@ -15,8 +15,8 @@ TOPIC = "kilonova-agent"
 class Agent(Protocol):
     """The interface that an agent process serves."""
 
-    def do(self, commands: list[Command], token: str | None) -> None:
-        """Take these commands in hand; ``token`` opens the image service for them."""
+    def do(self, commands: list[Command], access: Access | None) -> None:
+        """Take these commands in hand; ``access`` opens the image service for them."""
 
     def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Answer a question about a guest at once."""
@@ -24,7 +24,7 @@ class Agent(Protocol):
 
 def serve(transport: Transport, host: str, agent: Agent) -> None:
     """Answer conductors and the API."""
-    def do(commands: list[dict[str, Any]], token: str | None) -> None:
+    def do(commands: list[dict[str, Any]], access: Access | None) -> None:
         agent.do([from_wire(Command, command) for command in commands], token)
 
     def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -38,9 +38,10 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def do(self, host: str, commands: Sequence[Command], token: str | None) -> bool:
+    def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
         """Cast commands to a host; False when they were lost: the next sync sends them again."""
-        return self._transport.cast(TOPIC, "do", server=host, commands=to_wire(list(commands)), token=token)
+        return self._transport.cast(TOPIC, "do", server=host, commands=to_wire(list(commands)),
+                                    access=to_wire(access))
 
     def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
         """Ask a host; raises NoAnswer, or the Problem that it answers with."""

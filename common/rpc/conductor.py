@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from common.models import Sync, SyncAnswer
+from common.models import Access, Sync, SyncAnswer
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
@@ -25,15 +25,15 @@ class Conductor(Protocol):
     def loop_back(self) -> None:
         """A conductor's message to itself came back through the broker."""
 
-    def sync(self, request: Sync) -> tuple[SyncAnswer, str | None]:
-        """Take in what an agent says; answer what it should know, and a token for the image service."""
+    def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
+        """Take in what an agent says; answer what it should know, and what opens the image service."""
 
 
 def serve(transport: Transport, name: str, conductor: Conductor) -> None:
     """Answer agents and rings."""
     def sync(request: dict[str, object]) -> dict[str, object]:
-        answer, token = conductor.sync(from_wire(Sync, request))
-        return {"answer": to_wire(answer), "token": token}
+        answer, access = conductor.sync(from_wire(Sync, request))
+        return {"answer": to_wire(answer), "access": to_wire(access)}
     transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back, "sync": sync})
 
 
@@ -43,10 +43,11 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, str | None]:
+    def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         """Exchange once. Raises NoAnswer."""
         reply = self._transport.call(TOPIC, "sync", timeout=timeout, request=to_wire(request))
-        return from_wire(SyncAnswer, reply["answer"]), reply["token"]
+        access = reply["access"]
+        return from_wire(SyncAnswer, reply["answer"]), from_wire(Access, access) if access else None
 
 
 class Bell:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image service (Glance v2), over HTTP only: what an image is, and its bytes.
+
+The API asks ``show`` with the user's token before it accepts a server; a found image is remembered for a few
+seconds for that token. Agents ``download`` with the short token of their command. The libraries that speak HTTP are
+imported at first use. A service that does not answer is Unavailable, never a missing image.
+"""
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from common import errors
+from common.models import ImageRef
+
+CHUNK = 1024 * 1024
+_REMEMBERED = 1000
+#: Keys of an image that are not properties of the user's or the operator's.
+_OWN_KEYS = frozenset((
+    "id", "name", "status", "visibility", "size", "virtual_size", "checksum", "os_hash_algo", "os_hash_value", "owner",
+    "created_at", "updated_at", "protected", "min_disk", "min_ram", "disk_format", "container_format", "tags", "self",
+    "file", "schema", "direct_url", "locations", "os_hidden", "stores", "members", "os_glance_importing_to_stores",
+    "os_glance_failed_import"))
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the image service said: the record that a server freezes, and what only its acceptance needs.
+
+    min_ram in MiB, min_disk in GiB, virtual_size in bytes (0: unknown).
+    """
+
+    ref: ImageRef
+    name: str = ""
+    status: str = "active"
+    min_ram: int = 0
+    min_disk: int = 0
+    virtual_size: int = 0
+
+
+def image_of(answer: dict[str, Any]) -> Image:
+    """The record of a Glance v2 body."""
+    properties = {key: str(value) for key, value in answer.items() if key not in _OWN_KEYS and value is not None}
+    ref = ImageRef(id=str(answer["id"]), disk_format=answer.get("disk_format") or "", size=answer.get("size") or 0,
+                   hash_algo=answer.get("os_hash_algo") or "", hash_value=answer.get("os_hash_value") or "",
+                   properties=properties)
+    return Image(ref, answer.get("name") or "", answer.get("status") or "", answer.get("min_ram") or 0,
+                 answer.get("min_disk") or 0, answer.get("virtual_size") or 0)
+
+
+@dataclass
+class Client:
+    """One process's way to the image service.
+
+    Args:
+        endpoint: its URL, with or without /v2.
+        cache_seconds: how long a found image is remembered; 0: not at all.
+        timeout: seconds for an answer to begin.
+    """
+
+    endpoint: str | Callable[[], str]
+    cache_seconds: float = 30
+    timeout: float = 10
+    monotonic: Callable[[], float] = time.monotonic
+    _found: dict[tuple[str, str], tuple[float, Image]] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _session: Any = field(default=None, repr=False)
+
+    def show(self, image_id: str, token: str) -> Image:
+        """The image, if the token may see it.
+
+        Raises:
+            BadRequest: it may not, or there is none. Unavailable: the service does not answer.
+        """
+        key = (image_id, hashlib.sha256(token.encode()).hexdigest())
+        with self._lock:
+            until, image = self._found.get(key, (0.0, None))
+        if image is not None and self.monotonic() < until:
+            return image
+        answer = self._get(f"/v2/images/{image_id}", token)
+        if answer.status_code in (400, 403, 404):
+            raise errors.BadRequest(f"Can not find requested image {image_id}.")
+        _check(answer)
+        image = image_of(answer.json())
+        if image.status == "active" and self.cache_seconds:
+            self._remember(key, image)
+        return image
+
+    def download(self, image_id: str, token: str) -> Iterator[bytes]:
+        """The image's bytes, in pieces of at most 1 MiB; not checked here.
+
+        Raises:
+            NotFound: it is not there any more, or has no data. Unavailable: the service does not answer, or breaks off.
+        """
+        answer = self._get(f"/v2/images/{image_id}/file", token, stream=True)
+        try:
+            if answer.status_code in (204, 403, 404):
+                raise errors.NotFound(f"Image {image_id} could not be found, or has no data.")
+            _check(answer)
+            yield from self._pieces(answer)
+        finally:
+            answer.close()
+
+    def _pieces(self, answer: Any) -> Iterator[bytes]:
+        import requests
+        try:
+            yield from answer.iter_content(CHUNK)
+        except requests.RequestException as problem:
+            raise errors.Unavailable("The image service broke off while an image was being read.") from problem
+
+    def _remember(self, key: tuple[str, str], image: Image) -> None:
+        with self._lock:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            self._found[key] = (self.monotonic() + self.cache_seconds, image)
+
+    def _get(self, path: str, token: str, stream: bool = False) -> Any:
+        from keystoneauth1 import exceptions
+        base = (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/").removesuffix("/v2")
+        try:
+            return self._http().request(base + path, "GET", headers={"X-Auth-Token": token}, raise_exc=False, log=False,
+                                        authenticated=False, stream=stream, connect_retries=1)
+        except (exceptions.ClientException, OSError) as problem:
+            raise errors.Unavailable("The image service does not answer; try again later.") from problem
+
+    def _http(self) -> Any:
+        if self._session is None:
+            from keystoneauth1 import session
+            self._session = session.Session(timeout=self.timeout)
+        return self._session
+
+
+def _check(answer: Any) -> None:
+    if answer.status_code == 401:
+        raise errors.Unauthorized("The image service does not accept the token.")
+    if answer.status_code >= 300:
+        raise errors.Unavailable(f"The image service answered {answer.status_code}; try again later.")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's memory across restarts: the last fence of each server, and results by command key.
+
+SQLite, synchronous=FULL. A command whose key is here is answered again instead of done again. Both are kept
+for a week: long after the conductor has acknowledged a result, a command that was delayed may still come;
+fences of guests that still exist come again with the answer to each hello.
+No secrets: neither arguments nor tokens are written.
+"""
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+from common.models import Result
+from common.wire import from_wire, to_wire
+
+KEEP_DAYS = 7
+_TABLES = """
+CREATE TABLE IF NOT EXISTS fences (server TEXT PRIMARY KEY, fence INTEGER NOT NULL,
+                                   at INTEGER NOT NULL DEFAULT (unixepoch())) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT,
+                                    at INTEGER NOT NULL DEFAULT (unixepoch())) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS results_at ON results (at);
+"""
+
+
+class Journal:
+    """One file. Thread-safe: one connection behind a lock, since every write is short."""
+
+    def __init__(self, path: str | Path) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.executescript(_TABLES)
+        for table in ("results", "fences"):
+            self._db.execute(f"DELETE FROM {table} WHERE at < unixepoch() - ?", (KEEP_DAYS * 86400,))
+
+    def fences(self) -> dict[str, int]:
+        """The highest fence seen for each server."""
+        with self._lock:
+            return dict(self._db.execute("SELECT server, fence FROM fences"))
+
+    def find(self, key: str) -> Result | None:
+        """The result of this command, if it was carried out."""
+        with self._lock:
+            row = self._db.execute("SELECT result FROM results WHERE key = ? AND result IS NOT NULL", (key,)).fetchone()
+        return from_wire(Result, json.loads(row[0])) if row else None
+
+    def has_begun(self, key: str) -> bool:
+        """Was this once-only command begun, whether or not it came to an end?"""
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone() is not None
+
+    def begin(self, key: str) -> None:
+        """Remember, before its effect, that a once-only command is carried out."""
+        with self._lock:
+            self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
+
+    def end(self, result: Result) -> None:
+        """Remember a result and its fence, in one transaction."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT INTO results (key, result) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET "
+                             "result = excluded.result", (result.key, json.dumps(to_wire(result))))
+            self._db.execute("INSERT INTO fences (server, fence) VALUES (?, ?) ON CONFLICT (server) DO "
+                             "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at", (result.server, result.fence))
+            self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._db.close()

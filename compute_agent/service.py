@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent process: the threads around ``sync`` and ``verbs``.
+
+One thread talks with the conductor (every five seconds, at once with news), a few carry commands out; the
+messaging library's threads bring commands and questions in. All of them share one ``Agent`` behind one lock.
+"""
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+
+from common import errors, service
+from common.clock import Clock
+from common.models import Access, Command
+from common.rpc import agent as agent_rpc
+from common.rpc import conductor as conductor_rpc
+from common.rpc.transport import Transport
+from compute_agent import verbs
+from compute_agent.journal import Journal
+from compute_agent.sync import Agent, Work
+from compute_agent.virt.driver import Driver, Run, VerbFailed
+
+log = logging.getLogger(__name__)
+PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
+PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
+CONSOLE_LIMIT = 64 * 1024
+
+
+class Host:
+    """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
+
+    def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
+                 download: Callable[[Access, str], Iterator[bytes]]) -> None:
+        self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
+        self._download = download
+        self._access: Access | None = None
+        self._moved: set[str] = set()
+        self._lock = threading.Lock()
+        self._work, self._speak, self._stop = threading.Condition(self._lock), threading.Event(), threading.Event()
+        driver.watch(self._saw)
+
+    # --- what others call ---
+    def do(self, commands: list[Command], access: Access | None) -> None:
+        with self._work:
+            self._access = access or self._access
+            self._agent.accept(commands)
+            self._work.notify_all()
+            if self._agent.has_news():
+                self._speak.set()
+
+    def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if verb == "console_output":
+            limit = min(int(arguments.get("length_bytes") or CONSOLE_LIMIT), CONSOLE_LIMIT)
+            try:
+                return {"output": self._driver.console_output(arguments["server"], limit)}
+            except VerbFailed as problem:
+                raise errors.NotFound(str(problem)) from problem
+        if verb == "domains":
+            return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
+        raise errors.NotImplementedHere(f"This host does not know the question {verb}; upgrade its agent.")
+
+    def _saw(self, server: str) -> None:
+        """An event of the driver: its state is read and told in the next exchange, which is now."""
+        with self._lock:
+            self._moved.add(server)
+        self._speak.set()
+
+    # --- the loops ---
+    def carry_out(self) -> None:
+        """Loop of a worker: one command after the other."""
+        while not self._stop.is_set():
+            with self._work:
+                work = self._agent.take()
+                if work is None:
+                    self._work.wait(1.0)
+                    continue
+            result = verbs.run(self._journal, self._tools(work), work.command)
+            with self._work:
+                self._agent.ended(work, result)
+                self._work.notify_all()
+            self._speak.set()
+
+    def _tools(self, work: Work) -> verbs.Tools:
+        def phase(name: str) -> None:
+            work.phase = name
+
+        def read_image(image: str) -> Iterator[bytes]:
+            if self._access is None:
+                raise errors.Unavailable("no access to the image service came with the command")
+            return self._download(self._access, image)
+        return verbs.Tools(self._driver, read_image, Run(phase, lambda: work.cancelled or self._stop.is_set()))
+
+    def talk(self) -> None:
+        """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer."""
+        failed = 0
+        while not self._stop.is_set():
+            asked = not self._speak.wait(0 if failed else random.uniform(*PERIOD)) or failed > 0
+            self._speak.clear()
+            try:
+                self._exchange(asked or self._agent.needs_hello(), PATIENCE[min(failed, len(PATIENCE) - 1)])
+                failed = 0
+            except errors.Problem as problem:
+                failed += 1
+                log.warning("no exchange with a conductor (%d in a row): %s", failed, problem)
+                self._stop.wait(min(failed, 3) * random.uniform(0.1, 0.3))
+            except Exception:
+                failed += 1
+                log.exception("the exchange with the conductor failed")
+                self._stop.wait(1.0)
+
+    def _exchange(self, ask: bool, patience: float) -> None:
+        hello = self._agent.needs_hello()
+        with self._lock:
+            moved, self._moved = self._moved, set()
+            full = hello or self._agent.wants_full_report()
+        try:
+            domains = self._driver.domains() if full or moved else []
+            inventory = self._driver.inventory() if hello else None
+            with self._lock:
+                self._agent.changed(state for state in domains if state.server in moved)
+                request = self._agent.request(ask, domains if full else None, inventory)
+            answer, access = self._conductor.sync(request, patience)
+        except BaseException:
+            with self._lock:
+                self._moved |= moved
+            raise
+        with self._work:
+            self._access = access or self._access
+            self._agent.answered(request, answer)
+            self._work.notify_all()
+            if answer.session == 0 or self._agent.has_news():
+                self._speak.set()
+
+    def start(self, workers: int) -> list[threading.Thread]:
+        """Start the threads."""
+        threads = [threading.Thread(target=self.talk, name="talk", daemon=True)]
+        threads += [threading.Thread(target=self.carry_out, name=f"worker-{n}", daemon=True) for n in range(workers)]
+        for thread in threads:
+            thread.start()
+        self._speak.set()
+        return threads
+
+    def close(self) -> None:
+        """Let the commands in hand stop; they are sent again to the next agent."""
+        self._stop.set()
+        self._speak.set()
+        with self._work:
+            self._work.notify_all()
+
+
+def make_driver(conf: cfg.ConfigOpts) -> Driver:
+    """The driver that the configuration names."""
+    state = Path(conf.state_dir)
+    if conf.agent.driver == "memory":
+        from compute_agent.virt.memory import MemoryDriver
+        return MemoryDriver(conf.host, vcpus=conf.agent.memory_vcpus, memory_mb=conf.agent.memory_mb,
+                            disk_gb=conf.agent.memory_disk_gb, state_file=state / "memory-guests.json")
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+    return LibvirtDriver(conf.agent.libvirt_uri, state, virt_type=conf.agent.virt_type,
+                         reserved_memory_mb=conf.agent.reserved_memory_mb,
+                         reserved_disk_gb=conf.agent.reserved_disk_gb)
+
+
+def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
+    """Open journal, driver and broker, start the threads; returns what closes them."""
+    from common.clients.image import download
+    driver = make_driver(conf)
+    journal = Journal(Path(conf.state_dir) / "agent.db")
+    transport = Transport(conf)
+    agent = Agent(conf.host, journal, Clock(), driver.boot_id())
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), download)
+    agent_rpc.serve(transport, conf.host, host)
+    threads = host.start(conf.agent.workers)
+
+    def close() -> None:
+        host.close()
+        for thread in threads:
+            thread.join(timeout=5)
+        transport.close()
+        driver.close()
+        journal.close()
+    return close
+
+
+def main() -> None:
+    """The console script kilonova-agent."""
+    service.run(service.start("agent"), open_up)
+
+
+if __name__ == "__main__":
+    main()

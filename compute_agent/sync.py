@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's half of the one exchange, and the rules of what it accepts: a state machine without threads.
+
+``Agent`` is told commands (``accept``), gives them out one a server at a time (``take``), is told their
+results (``ended``), says what to tell the conductor (``request``) and takes its answer (``answered``).
+``compute_agent.service`` calls these from its threads under one lock; tests call them directly.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.clock import Clock
+from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
+from compute_agent.journal import Journal
+from compute_agent.verbs import VERBS
+
+log = logging.getLogger(__name__)
+LEASE = 30.0                 #: seconds of silence after which nothing is started and hello is said again
+FULL_REPORT = 60.0
+
+
+def _starts(command: Command) -> bool:
+    return command.verb in VERBS and VERBS[command.verb].starts
+
+
+@dataclass
+class Work:
+    """A command in hand; ``cancelled`` is set when a higher fence arrives."""
+
+    command: Command
+    running: bool = False
+    cancelled: bool = False
+    phase: str = "queued"
+
+
+class Agent:
+    """One host's memory of what it is doing."""
+
+    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str) -> None:
+        self.host, self.boot_id = host, boot_id
+        self._journal, self._clock = journal, clock
+        self.session = 0
+        self._fences = journal.fences()
+        self._work: dict[str, Work] = {}
+        self._results: dict[str, Result] = {}
+        self._changed: dict[str, DomainState] = {}
+        self._acknowledged_at = -LEASE
+        self._reported_at: float | None = None
+
+    # --- commands ---
+    def accept(self, commands: Iterable[Command]) -> None:
+        """Take commands in hand, or answer again those that were carried out before."""
+        for command in commands:
+            if command.session != self.session:
+                log.info("a command for session %d is dropped in session %d", command.session, self.session)
+            elif command.key not in self._work and command.key not in self._results:
+                self._accept(command)
+
+    def _accept(self, command: Command) -> None:
+        known = self._fences.get(command.server, 0)
+        if command.fence < known:
+            self._results[command.key] = Result(command.key, command.server, command.fence, "refused",
+                                                error=f"fence {command.fence} is older than {known}")
+            return
+        self._fences[command.server] = command.fence
+        for work in self._work.values():
+            if work.command.server == command.server and work.command.fence < command.fence:
+                work.cancelled = True
+        done = self._journal.find(command.key)
+        if done is not None:
+            self._results[command.key] = done
+        else:
+            self._work[command.key] = Work(command)
+
+    def take(self) -> Work | None:
+        """The next command that may run now: one a server at a time, cancelled ones dropped."""
+        busy = {work.command.server for work in self._work.values() if work.running}
+        for key, work in list(self._work.items()):
+            if work.running:
+                continue
+            if work.cancelled or (_starts(work.command) and not self.has_lease()):
+                del self._work[key]
+            elif work.command.server not in busy:
+                work.running = True
+                return work
+        return None
+
+    def has_lease(self) -> bool:
+        """Has the conductor been heard lately? Without that, nothing is started."""
+        return self._clock.monotonic() - self._acknowledged_at < LEASE
+
+    def ended(self, work: Work, result: Result | None) -> None:
+        """A command has come to its end; None: it was cancelled, or is to be sent again."""
+        self._work.pop(work.command.key, None)
+        if result is not None:
+            self._results[result.key] = result
+
+    def changed(self, states: Iterable[DomainState]) -> None:
+        """Domains whose state an event spoke of."""
+        for state in states:
+            self._changed[state.server] = state
+
+    # --- the exchange ---
+    def wants_full_report(self) -> bool:
+        """Is it time to list all domains?"""
+        return self._reported_at is None or self._clock.monotonic() - self._reported_at >= FULL_REPORT
+
+    def has_news(self) -> bool:
+        """Is there something that should not wait for the next periodic exchange?"""
+        return bool(self._results or self._changed)
+
+    def needs_hello(self) -> bool:
+        """A new session is needed at start and after a silence longer than the lease."""
+        return self.session == 0 or not self.has_lease()
+
+    def request(self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None) -> Sync:
+        """What to say now. With ``inventory`` it is a hello."""
+        session = 0 if inventory is not None else self.session
+        if domains is not None:
+            self._reported_at = self._clock.monotonic()
+        return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()), domains,
+                    list(self._changed.values()), inventory)
+
+    def answered(self, request: Sync, answer: SyncAnswer) -> None:
+        """Take the conductor's answer to this request."""
+        if answer.session == 0:
+            self.session = 0
+            return
+        self._acknowledged_at = self._clock.monotonic()
+        self.session = answer.session
+        for key in answer.acknowledged:
+            self._results.pop(key, None)
+        for state in request.changed:
+            if self._changed.get(state.server) == state:
+                del self._changed[state.server]
+        if answer.guests is not None:
+            for server, fence in answer.guests.items():
+                self._fences[server] = max(fence, self._fences.get(server, 0))
+        self.accept(answer.commands)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs: what a host can be told to do with a guest, each repeatable, and the one function that runs them.
+
+``run`` is a plain function of (journal, driver, command): called by the worker threads of
+``compute_agent.service`` and by the tests. A verb is *level* (its state can be checked, so doing it again is
+harmless) or *once* (it is journalled before its effect and never repeated).
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from common import errors
+from common.models import Command, DomainState, GuestSpec, Result
+from common.wire import from_wire
+from compute_agent.journal import Journal
+from compute_agent.virt.driver import Cancelled, Driver, ImageReader, Run, VerbFailed
+
+log = logging.getLogger(__name__)
+FaultPoint = Callable[[str, str, str], None]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a verb works with."""
+
+    driver: Driver
+    read_image: ImageReader
+    run: Run
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above."""
+
+    do: Callable[[Tools, Command], DomainState | None]
+    starts: bool = False
+    once: bool = False
+
+
+def _ensure_guest(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.ensure_guest(from_wire(GuestSpec, command.args["guest"]), tools.read_image, tools.run)
+
+
+def _ensure_running(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.ensure_running(command.server, command.fence, tools.run)
+
+
+def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.ensure_stopped(command.server, command.fence, float(command.args["timeout"]), tools.run)
+
+
+def _reboot(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.reboot(command.server, command.fence, float(command.args["timeout"]), tools.run)
+
+
+def _ensure_absent(tools: Tools, command: Command) -> None:
+    tools.driver.ensure_absent(command.server, command.fence)
+
+
+VERBS: dict[str, Verb] = {
+    "ensure_guest": Verb(_ensure_guest, starts=True),
+    "ensure_running": Verb(_ensure_running, starts=True),
+    "ensure_stopped": Verb(_ensure_stopped),
+    "reboot": Verb(_reboot, starts=True),
+    "ensure_absent": Verb(_ensure_absent),
+}
+
+
+def nothing(verb: str, step: str, where: str) -> None:
+    """The fault point of ordinary operation."""
+
+
+def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing) -> Result | None:
+    """Carry a command out and journal its result; None when it was cancelled or cannot be done just now: then
+    nothing is reported, and the conductor sends it again if it still wants it."""
+    verb = VERBS.get(command.verb)
+    if verb is None:
+        return _ended(command, "failed", error=f"This host does not know {command.verb}; upgrade its agent.")
+    if verb.once:
+        if journal.has_begun(command.key):
+            return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
+        journal.begin(command.key)
+    fault_point(command.verb, command.step, "before")
+    try:
+        state = verb.do(tools, command)
+        result = _ended(command, "done", {"power_state": state.power_state} if state else {})
+    except Cancelled:
+        log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
+        return None
+    except errors.Unavailable as problem:
+        log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
+        return None
+    except VerbFailed as problem:
+        log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
+        result = _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable)
+    except Exception as problem:
+        if verb.do is _ensure_absent:
+            log.exception("server %s could not be removed; it is tried again", command.server)
+            return None
+        log.exception("%s of server %s failed unexpectedly", command.verb, command.server)
+        result = _ended(command, "failed", error="The host failed unexpectedly; its log says more.",
+                        details=f"{type(problem).__name__}: {problem}", retryable=True)
+    fault_point(command.verb, command.step, "after")
+    return _journalled(journal, result)
+
+
+def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",
+           retryable: bool = False) -> Result:
+    return Result(command.key, command.server, command.fence, status, data or {}, error, details, retryable)
+
+
+def _journalled(journal: Journal, result: Result) -> Result:
+    journal.end(result)
+    return result
