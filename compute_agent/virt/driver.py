@@ -31,6 +31,10 @@ class VerbFailed(Exception):
         self.retryable = retryable
 
 
+class Unreachable(Exception):
+    """The hypervisor does not answer, so what became of the verb is not known: ask again later."""
+
+
 class Cancelled(Exception):
     """A higher fence arrived while the verb ran; it stopped within five seconds."""
 
