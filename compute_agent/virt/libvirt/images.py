@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of images: each fetched once, verified, inspected, and named by its checksum.
+
+Called by ``virt.libvirt.driver``. An image is hostile until proved otherwise: while its bytes stream in they are
+counted, hashed and read by a format inspector, and only when all three agree does the file get its name. Until
+then no other program opens it. A server's folder holds a hard link to its image, so an image with one name only
+is not used by anybody and may be evicted.
+Must stay true: a file in the cache without ``.part`` is whole, verified, and refers to no other file.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import re
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from oslo_utils.imageutils import format_inspector
+
+from common.models import ImageRef
+from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
+
+#: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
+FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
+HASHES = ("sha512", "sha256", "sha384", "blake2b")
+MEBIBYTE, GIBIBYTE, HEADER_BYTES = 1 << 20, 1 << 30, 64 << 10
+#: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with zeros.
+DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
+#: How long to wait for bytes, or for another fetch of the same image, before asking whether to go on.
+PATIENCE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A verified image in the cache; ``virtual_size`` in bytes is what the guest will see."""
+
+    path: Path
+    format: str
+    virtual_size: int
+
+
+class ImageCache:
+    """``folder`` is this host's alone. ``ttl``: seconds that an image nobody uses stays. Thread-safe."""
+
+    def __init__(self, folder: Path, ttl: float = 24 * 3600) -> None:
+        self._folder = folder
+        self._ttl = ttl
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o711)
+        for stale in folder.glob("*.part"):
+            stale.unlink()
+
+    def fetch(self, image: ImageRef, max_bytes: int, read_image: ImageReader, run: Run) -> Cached:
+        """The image, fetched unless it is here. ``max_bytes`` bounds its virtual size (0: no bound).
+
+        VerbFailed says why it cannot be used; Cancelled within five seconds, even when no byte arrives.
+        """
+        if image.disk_format not in FORMATS:
+            raise VerbFailed(f"Images of format {image.disk_format!r} are not supported here; "
+                             f"convert it to one of {', '.join(FORMATS)}.")
+        path = self._folder / f"{_key(image)}.{image.disk_format}"
+        lock = self._locks[path.name]
+        while not lock.acquire(timeout=PATIENCE):
+            _stop_if_cancelled(run)
+        try:
+            if not path.exists():
+                run.phase("fetching image")
+                self._fetch(image, path, max_bytes, read_image, run)
+            os.utime(path)
+        finally:
+            lock.release()
+        size = _inspect_cached(path, image.disk_format)
+        _refuse_too_large(size, max_bytes)
+        return Cached(path, image.disk_format, size)
+
+    def evict(self, now: float | None = None) -> list[str]:
+        """Remove what no server links to and was not asked for within the TTL; returns the names."""
+        now = time.time() if now is None else now
+        evicted = []
+        for path in self._folder.iterdir():
+            about = path.stat()
+            lock = self._locks[path.name]
+            if about.st_nlink == 1 and now - about.st_mtime > self._ttl and lock.acquire(blocking=False):
+                try:
+                    path.unlink()
+                    evicted.append(path.name)
+                finally:
+                    lock.release()
+        return evicted
+
+    def _fetch(self, image: ImageRef, path: Path, max_bytes: int, read_image: ImageReader, run: Run) -> None:
+        if shutil.disk_usage(self._folder).free < image.size:
+            raise VerbFailed("The host has no space for the image.", retryable=True,
+                             details=f"{image.size} bytes needed in {self._folder}; free space or evict images")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file, closing(_pumped(image.id, read_image, run)) as chunks:
+                for chunk in _checked(image, max_bytes, chunks):
+                    file.write(chunk)
+                file.flush()
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError as error:
+            raise VerbFailed("The host could not store the image.", retryable=True,
+                             details=f"{part}: {error}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _checked(image: ImageRef, max_bytes: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Hand the chunks on; raise VerbFailed as soon as they are not the image that was promised."""
+    digest = hashlib.new(image.hash_algo) if image.hash_value else None
+    inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", chunks))
+    size, known, head = 0, False, b""
+    for chunk in inspectors:
+        size += len(chunk)
+        head += chunk[:HEADER_BYTES - len(head)]
+        if digest:
+            digest.update(chunk)
+        if image.size and size > image.size:
+            raise VerbFailed(f"The image is longer than the {image.size} bytes that the image service announced.")
+        if not known and inspectors.formats is not None:
+            known = True
+            _refuse_unsafe(image.disk_format, inspectors, head, size, max_bytes)
+        yield chunk
+    inspectors.close()
+    if image.size and size != image.size:
+        raise VerbFailed(f"The image ended after {size} of {image.size} bytes.", retryable=True)
+    if digest and digest.hexdigest() != image.hash_value.lower():
+        raise VerbFailed(f"The image does not have the {image.hash_algo} checksum that the image service gave for it; "
+                         "upload it again.", details=f"found {digest.hexdigest()}, expected {image.hash_value}")
+    _refuse_unsafe(image.disk_format, inspectors, head, size, max_bytes)
+
+
+def _refuse_unsafe(declared: str, inspectors: format_inspector.InspectWrapper, head: bytes, size: int,
+                   max_bytes: int) -> None:
+    """The content is what was declared, only that, and refers to nothing outside itself."""
+    found = {str(match) for match in inspectors.formats or []}
+    if "raw" in found and DESCRIPTOR.search(head):
+        found = {"vmdk"}
+    names = sorted(found)
+    if len(names) != 1 or names[0] not in FORMATS[declared]:
+        raise VerbFailed(f"The image is declared as {declared} but its content is {' and '.join(names) or 'unknown'}.")
+    if declared != "raw" and inspectors.format is not None:
+        _refuse_references(inspectors.format)
+        size = inspectors.format.virtual_size
+    _refuse_too_large(size, max_bytes)
+
+
+def _refuse_references(inspector: format_inspector.FileInspector) -> None:
+    try:
+        inspector.safety_check()
+    except format_inspector.SafetyCheckFailed as failed:
+        reasons = "; ".join(str(reason) for reason in failed.failures.values())
+        raise VerbFailed(f"The image is not safe to use: {reasons}.", details=f"failed: {failed}") from failed
+
+
+def _refuse_too_large(virtual_size: int, max_bytes: int) -> None:
+    if max_bytes and virtual_size > max_bytes:
+        raise VerbFailed(f"The image's disk of {virtual_size / GIBIBYTE:.2f} GiB does not fit into the flavor's root "
+                         f"disk of {max_bytes / GIBIBYTE:.0f} GiB; take a larger flavor.")
+
+
+def _inspect_cached(path: Path, declared: str) -> int:
+    """The virtual size in bytes; qcow2 is checked again, which costs one read of its header."""
+    if declared == "raw":
+        return path.stat().st_size
+    inspector = format_inspector.QcowInspector()
+    with path.open("rb") as file:
+        inspector.eat_chunk(file.read(HEADER_BYTES))
+    _refuse_references(inspector)
+    return int(inspector.virtual_size)
+
+
+def _pumped(image_id: str, read_image: ImageReader, run: Run) -> Generator[bytes, None, None]:
+    """The reader's chunks, read by a thread of its own: one that hangs must not outlast a cancel."""
+    box: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=4)
+    left = threading.Event()
+
+    def pump() -> None:
+        last: Exception | None = None
+        try:
+            for chunk in read_image(image_id):
+                if not _put(box, chunk, left):
+                    return
+        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
+            last = error
+        _put(box, last, left)
+
+    threading.Thread(target=pump, name=f"fetch-{image_id}", daemon=True).start()
+    try:
+        while True:
+            _stop_if_cancelled(run)
+            try:
+                item = box.get(timeout=PATIENCE)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, (VerbFailed, Cancelled)):
+                raise item
+            if isinstance(item, Exception):
+                raise VerbFailed("The image could not be fetched from the image service.", retryable=True,
+                                 details=f"image {image_id}: {type(item).__name__}: {item}") from item
+            yield item
+    finally:
+        left.set()
+
+
+def _put(box: queue.Queue[bytes | Exception | None], item: bytes | Exception | None,
+         left: threading.Event) -> bool:
+    """Put, unless the verb has left meanwhile."""
+    while not left.is_set():
+        try:
+            box.put(item, timeout=PATIENCE)
+            return True
+        except queue.Full:
+            continue
+    return False
+
+
+def _key(image: ImageRef) -> str:
+    """The file's name in the cache: by checksum; by id when the image service has none."""
+    if not image.hash_value:
+        if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):
+            raise VerbFailed("The image's id is not a UUID.", details=f"id {image.id!r}")
+        return f"id-{image.id.lower()}"
+    if image.hash_algo not in HASHES:
+        raise VerbFailed(f"The image's checksum is of kind {image.hash_algo!r}; use one of {', '.join(HASHES)}.")
+    if not re.fullmatch(r"[0-9a-fA-F]{64,128}", image.hash_value):
+        raise VerbFailed("The image's checksum is not a hexadecimal number.", details=repr(image.hash_value))
+    return f"{image.hash_algo}-{image.hash_value.lower()}"
+
+
+def _stop_if_cancelled(run: Run) -> None:
+    if run.cancelled():
+        raise Cancelled
