@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to libvirt: the only module that imports it.
+
+Called by ``virt.libvirt.driver`` and ``host``. Opens when first needed and again after libvirtd went away, keeps
+alive, translates errors, and turns libvirt's events into calls of the watcher. libvirt wants one thread that turns
+its event loop; watchers are called from another, so that they may ask libvirt questions.
+Must stay true: VerbFailed is raised only while libvirtd answers; when it does not, Unreachable is.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import libvirt
+
+from compute_agent.virt.driver import (
+    CRASHED,
+    NOSTATE,
+    PAUSED,
+    RUNNING,
+    SHUTDOWN,
+    SUSPENDED,
+    Unreachable,
+    VerbFailed,
+)
+from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, domain_name, read_metadata
+
+LOG = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+#: libvirt's states in the API's numbers. A domain that is shutting down still runs.
+POWER_STATES = {
+    libvirt.VIR_DOMAIN_NOSTATE: NOSTATE,
+    libvirt.VIR_DOMAIN_RUNNING: RUNNING,
+    libvirt.VIR_DOMAIN_BLOCKED: RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED: PAUSED,
+    libvirt.VIR_DOMAIN_SHUTDOWN: RUNNING,
+    libvirt.VIR_DOMAIN_SHUTOFF: SHUTDOWN,
+    libvirt.VIR_DOMAIN_CRASHED: CRASHED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED: SUSPENDED,
+}
+KEEPALIVE_SECONDS, KEEPALIVE_COUNT, REOPEN_SECONDS = 5, 3, 1.0
+UNDEFINE = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+#: The domain changed its state between our look and our call: what we wanted has happened already.
+OVERTAKEN = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A domain that carries our metadata."""
+
+    server: str
+    fence: int
+    power_state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What libvirt says about its host; memory in MiB."""
+
+    hypervisor: str
+    version: int
+    hostname: str
+    cpus: int
+    memory_mb: int
+    capabilities: str
+
+
+class Connection:
+    """One libvirtd. Thread-safe."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lock = threading.Lock()
+        self._open: Any = None
+        self._closed = False
+        #: Servers whose domain changed; None when the connection was lost.
+        self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._watchers: list[Callable[[str], None]] = []
+        _turn_event_loop()
+
+    def facts(self) -> Facts:
+        def ask(connection: Any) -> Facts:
+            _, memory_mb, cpus, *_ = connection.getInfo()
+            return Facts(connection.getType(), connection.getVersion(), connection.getHostname(), cpus, memory_mb,
+                         connection.getCapabilities())
+        return self._call("describe the host", ask)
+
+    def domains(self) -> list[Found]:
+        """All domains of ours."""
+        found = self._call("list its guests", lambda connection: [_found(d) for d in connection.listAllDomains()])
+        return [domain for domain in found if domain]
+
+    def find(self, server: str) -> Found | None:
+        """The server's domain, None when there is none."""
+        return self._on(server, "look for the guest", _found)
+
+    def define(self, xml: str) -> None:
+        self._call("define the guest",
+                   lambda connection: connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE))
+
+    def start(self, server: str) -> None:
+        self._on(server, "start the guest", lambda domain: None if domain.isActive() else domain.create())
+
+    def resume(self, server: str) -> None:
+        self._on(server, "resume the guest", lambda domain: domain.resume(), OVERTAKEN)
+
+    def press_power_button(self, server: str) -> None:
+        """ACPI; the guest may take its time, or ignore it."""
+        self._on(server, "ask the guest to power off", lambda domain: domain.shutdown(), OVERTAKEN)
+
+    def destroy(self, server: str) -> None:
+        """Pull the plug. Nothing runs afterwards."""
+        self._on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None, OVERTAKEN)
+
+    def undefine(self, server: str) -> None:
+        """Forget the domain; nothing happens when there is none."""
+        self._on(server, "remove the guest", _undefine)
+
+    def set_metadata(self, server: str, element: str) -> None:
+        """Replace our element in the stored definition, and in the running one."""
+        def write(domain: Any) -> None:
+            flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
+            domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, PREFIX, NAMESPACE, flags)
+        self._on(server, "mark the guest", write)
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed(server)`` whenever a domain's state changed, and for all after a reconnect."""
+        self._watchers.append(changed)
+        if len(self._watchers) == 1:
+            threading.Thread(target=self._tell, name="libvirt-watch", daemon=True).start()
+            self._events.put(None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, connection, self._open = True, self._open, None
+        self._events.put(None)
+        if connection is not None:
+            try:
+                connection.close()
+            except libvirt.libvirtError as error:
+                LOG.debug("libvirt was gone already: %s", error)
+
+    def _on(self, server: str, what: str, work: Callable[[Any], Answer],
+            overtaken: tuple[int, ...] = ()) -> Answer | None:
+        """Do ``work`` with the server's domain; None when there is no domain or the error says it is done."""
+        def look_and_work(connection: Any) -> Answer | None:
+            try:
+                domain = connection.lookupByUUIDString(server)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                raise
+            try:
+                return work(domain)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() in overtaken:
+                    return None
+                raise
+        return self._call(what, look_and_work)
+
+    def _call(self, what: str, work: Callable[[Any], Answer]) -> Answer:
+        connection = self._connected()
+        try:
+            return work(connection)
+        except libvirt.libvirtError as error:
+            if not _is_alive(connection):
+                self._lost(connection)
+                raise Unreachable(f"libvirt went away while asked to {what}: {error}") from error
+            raise VerbFailed(f"The hypervisor could not {what}.", details=str(error), retryable=True) from error
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise Unreachable("the connection to libvirt was closed")
+            if self._open is None:
+                try:
+                    self._open = self._new()
+                except libvirt.libvirtError as error:
+                    raise Unreachable(f"libvirt at {self._uri} does not answer, see whether libvirtd runs: {error}"
+                                      ) from error
+            return self._open
+
+    def _new(self) -> Any:
+        connection = libvirt.open(self._uri)
+        try:
+            connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
+            connection.registerCloseCallback(lambda closed, reason, opaque: self._lost(closed), None)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
+                raise
+        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._changed, None)
+        return connection
+
+    def _lost(self, connection: Any) -> None:
+        with self._lock:
+            if self._open is not connection and self._open is not None:
+                return
+            self._open = None
+        self._events.put(None)
+
+    def _changed(self, connection: Any, domain: Any, event: int, detail: int, opaque: Any) -> None:
+        server = domain.UUIDString()
+        if domain.name() == domain_name(server):
+            self._events.put(server)
+
+    def _tell(self) -> None:
+        """The watchers' thread: events one by one; after a loss it reconnects and tells of all domains."""
+        while not self._closed:
+            server = self._events.get()
+            try:
+                servers = [server] if server else [domain.server for domain in self.domains()]
+            except (Unreachable, VerbFailed) as error:
+                LOG.warning("no events from libvirt: %s", error)
+                time.sleep(REOPEN_SECONDS)
+                self._events.put(None)
+                continue
+            for changed in servers:
+                for watcher in self._watchers:
+                    watcher(changed)
+
+
+def _found(domain: Any) -> Found | None:
+    """None for a domain that is not ours or has just gone."""
+    try:
+        state, _ = domain.state()
+        server, fence = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
+            return None
+        raise
+    except ValueError as error:
+        LOG.warning("%s", error)
+        return None
+    return Found(server, fence, POWER_STATES.get(state, NOSTATE))
+
+
+def _undefine(domain: Any) -> None:
+    try:
+        domain.undefineFlags(UNDEFINE)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_NO_SUPPORT):
+            domain.undefine()
+        elif error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+            raise
+
+
+def _is_alive(connection: Any) -> bool:
+    try:
+        return bool(connection.isAlive())
+    except libvirt.libvirtError:
+        return False
+
+
+@functools.cache
+def _turn_event_loop() -> None:
+    """Once in a process, before the first connection is opened."""
+    def turn() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    # Errors reach us as exceptions; libvirt would print them to stderr as well.
+    libvirt.registerErrorHandler(lambda context, error: None, None)
+    libvirt.virEventRegisterDefaultImpl()
+    threading.Thread(target=turn, name="libvirt-events", daemon=True).start()

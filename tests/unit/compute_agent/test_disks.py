@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disks of a server: an overlay of the right size, whole or absent; and the KVM probe."""
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import disks, host
+from compute_agent.virt.libvirt.domain_xml import Disk
+from compute_agent.virt.libvirt.images import Cached
+
+MIB, GIB = 1 << 20, 1 << 30
+needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
+
+
+def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> Cached:
+    path = folder / f"image.{disk_format}"
+    subprocess.run(["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True)
+    return Cached(path, disk_format, size)
+
+
+def info(path: Path) -> dict[str, Any]:
+    told = subprocess.run(["qemu-img", "info", "--output=json", "-f", "qcow2", str(path)], capture_output=True,
+                          check=True)
+    loaded: dict[str, Any] = json.loads(told.stdout)
+    return loaded
+
+
+@needs_qemu_img
+@pytest.mark.parametrize(("disk_format", "root_gb", "size"), [("raw", 1, GIB), ("qcow2", 2, 2 * GIB),
+                                                              ("qcow2", 0, 3 * MIB)])
+def test_overlay_names_its_base_and_has_the_flavors_size(tmp_path: Path, disk_format: str, root_gb: int,
+                                                         size: int) -> None:
+    home = tmp_path / "server"
+    home.mkdir()
+    image = cached(tmp_path, disk_format)
+    made = disks.make(home, image, root_gb)
+    about = info(home / "disk")
+    assert about["virtual-size"] == size
+    assert (about["backing-filename"], about["backing-filename-format"]) == (str(home / "base"), disk_format)
+    assert made == Disk(home / "disk", home / "base", disk_format)
+    assert (home / "base").samefile(image.path)
+    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+
+
+@needs_qemu_img
+def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
+    home = tmp_path / "server"
+    home.mkdir()
+    image = cached(tmp_path)
+    for left_over in ("base.part", "disk.part"):
+        (home / left_over).write_bytes(b"half")
+    disks.make(home, image, 1)
+    first = (home / "disk").stat().st_ino
+    disks.make(home, image, 1)
+    assert (home / "disk").stat().st_ino == first
+    (home / "disk").unlink()
+    disks.make(home, image, 1)
+    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+
+
+@needs_qemu_img
+def test_without_image_the_disk_is_blank(tmp_path: Path) -> None:
+    disks.make(tmp_path, None, 1)
+    assert info(tmp_path / "disk")["virtual-size"] == GIB
+    assert "backing-filename" not in info(tmp_path / "disk")
+
+
+def test_without_image_and_size_there_is_no_disk(tmp_path: Path) -> None:
+    with pytest.raises(VerbFailed, match="needs a flavor with a root disk"):
+        disks.make(tmp_path, None, 0)
+
+
+def test_failing_qemu_img_is_definite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bin" / "qemu-img"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    with pytest.raises(VerbFailed) as caught:
+        disks.make(tmp_path, None, 1)
+    assert caught.value.retryable and "No space left" in caught.value.details
+    assert not (tmp_path / "disk").exists()
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+def test_probe_guest_ends_well_where_guests_run() -> None:
+    assert host.probe("tcg", seconds=20)
+    assert not host.probe("no-such-accelerator")
+
+
+@pytest.mark.skipif(shutil.which("as") is None or shutil.which("ld") is None, reason="no assembler")
+def test_probe_is_what_its_source_says(tmp_path: Path) -> None:
+    source = Path(host.__file__).with_name("probe.S")
+    subprocess.run(["as", str(source), "-o", str(tmp_path / "probe.o")], check=True)
+    subprocess.run(["ld", "-Ttext", "0x7c00", "--oformat", "binary", "-o", str(tmp_path / "probe"),
+                    str(tmp_path / "probe.o")], check=True)
+    assert (tmp_path / "probe").read_bytes() == host.PROBE
+
+
+def test_answer_of_the_probe_holds_for_one_boot(tmp_path: Path) -> None:
+    answer = tmp_path / "kvm.json"
+    for works in (True, False):
+        answer.write_text(json.dumps({"boot_id": host.boot_id(), "works": works}))
+        assert host.kvm_works(tmp_path) is works
+    answer.write_text(json.dumps({"boot_id": "another", "works": "unbelievable"}))
+    assert host.kvm_works(tmp_path) in (True, False)
+    assert json.loads(answer.read_text())["boot_id"] == host.boot_id()
