@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One RabbitMQ node of our own: its own folder, cookie, ports and port mapper.
+
+Used by deploy/cloud.py and deploy/servers.py. It shares nothing with another node or epmd on the machine,
+so starting and stopping it leaves those alone. Its folder belongs to the user rabbitmq; its password is in
+its configuration there, never on a command line.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.progress import Failure
+
+SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+USER = "rabbitmq"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """``port`` speaks AMQP; ``port`` + 1 and + 2 are for the node itself and its port mapper."""
+
+    folder: Path
+    port: int
+    password: str
+
+    @property
+    def url(self) -> str:
+        """For oslo.messaging."""
+        return f"rabbit://kilonova:{self.password}@127.0.0.1:{self.port}/"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the node's scripts read, instead of anything below /etc/rabbitmq."""
+        return {
+            "HOME": str(self.folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
+            "RABBITMQ_NODENAME": "kilonova@localhost", "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"), "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_LOGS": "-", "RABBITMQ_DIST_PORT": str(self.port + 1),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_EPMD_PORT": str(self.port + 2), "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_MAX_PORTS": "4096",
+        }
+
+    def prepare(self) -> None:
+        """Make the folder and the configuration.
+
+        Raises:
+            Failure: RabbitMQ is not installed.
+        """
+        if not (SCRIPTS / "rabbitmq-server").exists():
+            raise Failure("RabbitMQ is not installed.", "Install the Debian package rabbitmq-server.")
+        for folder in (self.folder, self.folder / "data", self.folder / "log"):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._write("rabbitmq.conf", "\n".join((
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}", "default_user = kilonova", f"default_pass = {self.password}",
+            "default_vhost = /", "loopback_users.none = false", "log.console.level = warning",
+            "vm_memory_high_watermark.absolute = 512MB", "disk_free_limit.absolute = 64MB", "")))
+        self._write("enabled_plugins", "[].\n")
+        if os.geteuid() == 0:
+            for path in (self.folder, *self.folder.rglob("*")):
+                shutil.chown(path, USER, USER)
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(text)
+
+    def mapper_command(self) -> list[str]:
+        """The port mapper, in the foreground; it must run before the node."""
+        return [shutil.which("epmd", path="/usr/bin:/usr/local/bin") or "epmd", "-port", str(self.port + 2),
+                "-address", "127.0.0.1"]
+
+    def command(self) -> list[str]:
+        """The node, in the foreground."""
+        return [str(SCRIPTS / "rabbitmq-server")]
+
+    def control(self, *arguments: str, seconds: float = 60) -> str:
+        """Run rabbitmqctl against this node.
+
+        Raises:
+            Failure: it ended with an error.
+        """
+        done = subprocess.run([str(SCRIPTS / "rabbitmqctl"), *arguments], env=self.environment, timeout=seconds,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                              user=USER if os.geteuid() == 0 else None, cwd=self.folder)
+        if done.returncode != 0:
+            raise Failure(f"rabbitmqctl {arguments[0]}: {(done.stderr or done.stdout).strip()[-500:]}",
+                          f"Look into the log of the broker below {self.folder}.")
+        return done.stdout

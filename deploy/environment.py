@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtual environment .venv, made from the hashed lock.
+
+Used by deploy/commands. A stamp with the digest of the lock and of setup.cfg says that .venv is as it should
+be; then nothing is done. Both locks agree on every version, so the larger one also serves ./deploy/up.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from deploy.packages import ROOT
+from deploy.progress import run
+
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin/python"
+RUNTIME = ROOT / "deploy/requirements.txt"
+TEST = ROOT / "deploy/requirements-test.txt"
+INSTALLER = ROOT / "deploy/requirements-installer.txt"
+ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
+
+
+def make(lock: Path, log: Path) -> str:
+    """Bring .venv up to the lock; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded or built.
+    """
+    if any(_stamp(one).exists() for one in {lock, TEST}):
+        return "up to date"
+    if not PYTHON.exists() or not (VENV / "bin/pip").exists():
+        run([sys.executable, "-m", "venv", "--clear", VENV], "Install the Debian package python3-venv.", log=log)
+    run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes",
+         "--requirement", INSTALLER], ADVICE, log=log)
+    install: list[str | Path] = [VENV / "bin/uv", "pip", "install", "--python", PYTHON, "--compile-bytecode",
+                                 "--quiet"]
+    index = os.environ.get("PIP_INDEX_URL")
+    more = {"UV_INDEX_URL": index} if index and "UV_INDEX_URL" not in os.environ else {}
+    run([*install, "--require-hashes", "--requirement", lock], ADVICE, log=log, env=more)
+    run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], ADVICE, log=log)
+    for old in VENV.glob(".lock-*"):
+        old.unlink()
+    _stamp(lock).touch()
+    return f"made from {lock.name}"
+
+
+def _stamp(lock: Path) -> Path:
+    digest = hashlib.sha256(lock.read_bytes() + (ROOT / "setup.cfg").read_bytes())
+    return VENV / f".lock-{digest.hexdigest()[:32]}"

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of deploy/test.
+
+Style by ruff, types by mypy (strict where setup.cfg says so), the floors by import-linter, and the systemd
+units by systemd itself. Everything runs, then it fails if anything failed.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from deploy.environment import VENV
+from deploy.packages import ROOT
+from deploy.progress import say
+
+INSTALLED = "/opt/kilonova/venv/bin/"     # where the units expect the programs
+
+
+def main() -> int:
+    """Run all checks; the number of those that failed."""
+    programs = VENV / "bin"
+    commands: list[list[str | Path]] = [[programs / "ruff", "check", "--no-cache", "."], [programs / "mypy"],
+                                        [programs / "lint-imports", "--no-cache"]]
+    failed = sum(not _passes(command) for command in commands)
+    with tempfile.TemporaryDirectory() as folder:
+        failed += not _passes(["systemd-analyze", "verify", *_units(Path(folder))])
+    return failed
+
+
+def _passes(command: list[str | Path]) -> bool:
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={**os.environ, "NO_COLOR": "1", "SYSTEMD_LOG_LEVEL": "warning"})
+    name = Path(command[0]).name
+    say(f"{name}: {'passed' if done.returncode == 0 else 'FAILED'}")
+    if done.returncode != 0:
+        say(done.stdout)
+    return done.returncode == 0
+
+
+def _units(folder: Path) -> list[str | Path]:
+    """Copies whose programs exist here: systemd checks that a unit's program can be executed."""
+    copies: list[str | Path] = []
+    for unit in sorted((ROOT / "deploy/systemd").glob("*.*")):
+        copy = folder / unit.name
+        copy.write_text(unit.read_text().replace(INSTALLED, f"{VENV}/bin/"))
+        copies.append(copy)
+    return copies
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main()))

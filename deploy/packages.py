@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian packages that the commands need, and how the missing ones are installed.
+
+Used by deploy/commands/{up,test}.py. Nothing is installed when nothing is missing. Services of packages that
+are installed here are neither started nor enabled: the commands run nodes of their own, and what an operator
+runs already stays as it is.
+"""
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.progress import Failure, run, say
+
+ROOT = Path(__file__).resolve().parent.parent
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+PYTHON = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev", "ca-certificates")
+HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system", "libvirt-clients",
+              "qemu-system-x86", "qemu-utils", "iproute2")
+BROKER = ("rabbitmq-server",)
+DATABASES = ("postgresql-15", "mariadb-server")
+LINT = ("systemd",)
+
+
+def image_packages() -> tuple[str, ...]:
+    """What the build of the tiny image says that it needs."""
+    text = (ROOT / "deploy/images/tiny/build").read_text()
+    found = re.search(r"^# debian-packages: (.+)$", text, re.MULTILINE)
+    if found is None:
+        raise Failure("deploy/images/tiny/build does not name its packages.", "Restore the file from the repository.")
+    return tuple(found[1].split())
+
+
+def for_up() -> tuple[str, ...]:
+    """What ./deploy/up needs."""
+    return PYTHON + BROKER + HYPERVISOR + image_packages()
+
+
+def for_test() -> tuple[str, ...]:
+    """What ./deploy/test needs."""
+    return for_up() + DATABASES + LINT + ("genisoimage",)
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those that are not installed now."""
+    query = subprocess.run(["dpkg-query", "--show", "--showformat", "${binary:Package} ${db:Status-Status}\n", *names],
+                           capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    installed = {line.split()[0].split(":")[0] for line in query.stdout.splitlines() if line.endswith(" installed")}
+    return [name for name in dict.fromkeys(names) if name not in installed]
+
+
+def install(names: Sequence[str], log: Path) -> str:
+    """Install what is missing; returns a note.
+
+    Raises:
+        Failure: not root, or apt failed.
+    """
+    wanted = missing(names)
+    if not wanted:
+        return "all are there"
+    if os.geteuid() != 0:
+        raise Failure(f"These Debian packages are missing: {' '.join(wanted)}", "Install them, or run this as root.")
+    say(f"        installing {' '.join(wanted)}")
+    environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
+    before = _enabled_units()
+    with _services_stay_down():
+        run(["apt-get", "update", "-q"], advice, log=log, env=environment)
+        run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], advice, log=log, env=environment)
+    _disable(_enabled_units() - before, log)
+    return f"{len(wanted)} installed"
+
+
+@contextmanager
+def _services_stay_down() -> Iterator[None]:
+    """Packages ask this policy before they start a service; one that is there already stays."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()
+
+
+def _systemd_runs() -> bool:
+    return Path("/run/systemd/system").is_dir() and shutil.which("systemctl") is not None
+
+
+def _enabled_units() -> set[str]:
+    if not _systemd_runs():
+        return set()
+    listed = subprocess.run(["systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--plain"],
+                            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
+
+
+def _disable(units: set[str], log: Path) -> None:
+    """Units that came with the packages would start with the machine's next boot and take the ports."""
+    ours = sorted(unit for unit in units if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql)", unit))
+    if ours:
+        run(["systemctl", "disable", *ours], "Disable these units by hand.", log=log)

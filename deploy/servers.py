@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private RabbitMQ, PostgreSQL and MariaDB for the tests: each in a folder and on a port of its own.
+
+Used by deploy/commands/test.py and tests/services.py. ``Servers`` starts them as unprivileged users and stops
+them again, also when the block fails or the process is told to end; nothing outside the folder is written.
+Data need not survive: durability is switched off where a test cannot see it.
+"""
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from deploy import libvirtd
+from deploy.broker import Broker
+from deploy.progress import Failure, run, wait
+
+POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
+STOP = {"postgresql": signal.SIGINT}      # on SIGTERM it would wait for its clients
+KINDS = ("rabbitmq", "postgresql", "mariadb", "libvirt")
+
+
+def free_ports(count: int, low: int = 20000, high: int = 30000) -> int:
+    """The first of ``count`` ports in a row that nobody listens on now, below the ports of outgoing connections."""
+    for first in range(low + secrets.randbelow((high - low) // 2), high, count):
+        if not any(answers(first + number) for number in range(count)):
+            return first
+    raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
+
+
+def answers(port: int) -> bool:
+    """Does something listen on this port of 127.0.0.1?"""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Servers:
+    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._libvirt: Path | None = None
+
+    def __enter__(self) -> Servers:
+        if os.geteuid() != 0:
+            raise Failure("Servers for the tests are started under users of their own, which only root can do.",
+                          "Run this as root.")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._libvirt is not None:
+            libvirtd.stop(self._libvirt)
+        for name, process in reversed(self._processes):
+            process.send_signal(STOP.get(name, signal.SIGTERM))
+        for name, process in reversed(self._processes):
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                print(f"{name} did not stop within 20 s and is killed", flush=True)
+                process.kill()
+                process.wait()
+
+    def start(self, kind: str) -> str:
+        """Start one of ``KINDS`` and return its URL.
+
+        Raises:
+            Failure: it is not installed or does not come up.
+        """
+        starters: dict[str, Callable[[], str]] = {
+            "rabbitmq": self._rabbitmq, "postgresql": self._postgresql, "mariadb": self._mariadb,
+            "libvirt": self._libvirtd}
+        return starters[kind]()
+
+    def _rabbitmq(self) -> str:
+        broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16))
+        broker.prepare()
+        self._run("epmd", broker.mapper_command(), "rabbitmq", broker.environment)
+        self._run("rabbitmq", broker.command(), "rabbitmq", broker.environment)
+        self._wait("rabbitmq", broker.port)
+        return broker.url
+
+    def _postgresql(self) -> str:
+        folder, port, password = self._own("postgresql", "postgres"), free_ports(1), secrets.token_hex(16)
+        secret = _secret(folder / "password", password, "postgres")
+        data = folder / "data"
+        _as("postgres", [str(POSTGRESQL / "initdb"), "--pgdata", str(data), "--username", "kilonova", "--pwfile",
+                         str(secret), "--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8", "--locale", "C"])
+        settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
+                    "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        self._run("postgresql", [str(POSTGRESQL / "postgres"), "-D", str(data), *options], "postgres")
+        self._wait("postgresql", port)
+        return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
+
+    def _mariadb(self) -> str:
+        folder, port, password = self._own("mariadb", "mysql"), free_ports(1), secrets.token_hex(16)
+        data = folder / "data"
+        _as("mysql", ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db",
+                      "--auth-root-authentication-method=normal"])
+        first = _secret(folder / "first.sql", f"CREATE USER kilonova@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+                        "GRANT ALL ON *.* TO kilonova@'127.0.0.1' WITH GRANT OPTION;\n", "mysql")
+        self._run("mariadb", [
+            "/usr/sbin/mariadbd", "--no-defaults", f"--datadir={data}",
+            f"--socket={folder}/mariadb.sock", f"--pid-file={folder}/mariadb.pid", f"--port={port}",
+            "--bind-address=127.0.0.1", f"--init-file={first}", "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-log-bin",
+            "--skip-name-resolve=1"], "mysql")
+        self._wait("mariadb", port)
+        return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
+
+    def _libvirtd(self) -> str:
+        self._libvirt = self.folder / "libvirt"
+        try:
+            return libvirtd.start(self._libvirt)
+        except libvirtd.Failed as failure:
+            raise Failure("libvirtd does not start.", str(failure)) from failure
+
+    def _own(self, name: str, user: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        shutil.chown(folder, user)
+        return folder
+
+    def _run(self, name: str, command: list[str], user: str, env: Mapping[str, str] | None = None) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user,
+                                       group=user, extra_groups=[], start_new_session=True, cwd=self.folder,
+                                       env=dict(env) if env is not None else _plain())
+        self._processes.append((name, process))
+
+    def _wait(self, name: str, port: int) -> None:
+        process = dict(self._processes)[name]
+        log = self.folder / f"{name}.log"
+
+        def ready() -> bool:
+            if process.poll() is not None:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise Failure(f"{name} ended with {process.returncode}:\n{tail}", "Its log is above.")
+            return answers(port)
+        wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
+
+
+def _secret(path: Path, text: str, user: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    shutil.chown(path, user)
+    return path
+
+
+def _as(user: str, command: list[str]) -> None:
+    """Run to its end as that user."""
+    run(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
+        "Install the Debian packages postgresql-15 and mariadb-server.", env=_plain())
+
+
+def _plain() -> dict[str, str]:
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent",
+            "TZ": os.environ.get("TZ", "UTC")}
+
+
+def main() -> None:
+    """Start all and wait for Enter: for trials by hand."""
+    folder = Path("/tmp") / f"kilonova-servers-{os.getpid()}"
+    with Servers(folder) as servers:
+        for kind in KINDS:
+            began = time.monotonic()
+            print(f"export KILONOVA_TEST_{kind.upper()}_URL='{servers.start(kind)}'"
+                  f"  # {time.monotonic() - began:.1f} s", flush=True)
+        input("Enter stops them. ")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
