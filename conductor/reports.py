@@ -46,7 +46,9 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[lis
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
     sendings = _settle(tx, engine, heard)
-    return [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs], sendings
+    answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
+    engine.fault_point("sync", "reports", "written")
+    return answers, sendings
 
 
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:

@@ -92,7 +92,9 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
     if lost:
         actions.let_go(tx, engine.owner, lost)
     proceed(tx, engine, workflow, index, runs, proposed=True)
-    return flush(tx, runs)
+    sendings = flush(tx, runs)
+    engine.fault_point(workflow.name, workflow.steps[index].name, "written")
+    return sendings
 
 
 def is_held(server: Row[Any], action: Row[Any]) -> bool:

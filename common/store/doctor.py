@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle: the invariants of a cloud, checked on a live database, read only.
+
+``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of
+Kilonova, never something that an operator did; what is merely old (debts, stuck work) is in ``ages``.
+Run it when the cloud is busy and it may see one transaction's before and another's after: ``check`` reads
+everything in one snapshot where the database has one, and callers repeat a finding before they believe it.
+"""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import states
+from common.clock import SECOND
+from common.store.actions import LIVE
+from common.store.engine import now
+from common.store.guests import ABSENT
+from common.store.schema import actions, allocations, consumers, guests, inventories, providers, servers
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One broken invariant: which, of what, and how."""
+
+    invariant: str
+    subject: str
+    text: str
+
+
+def check(tx: Connection) -> list[Finding]:
+    """All findings, sorted; an empty list is a clean cloud."""
+    live = {row.id: row for row in tx.execute(sa.select(servers).where(servers.c.deleted == 0))}
+    records = list(tx.execute(sa.select(guests)))
+    held = _held(tx)
+    findings = [*_guests(live, records), *_allocations(tx, live, records, held), *_capacity(tx), *_actions(tx, live)]
+    return sorted(findings)
+
+
+def _held(tx: Connection) -> dict[tuple[str, str], dict[str, int]]:
+    """(consumer, host) -> what it holds there."""
+    held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    query = sa.select(allocations, providers.c.host).join(providers, providers.c.id == allocations.c.provider_id)
+    for row in tx.execute(query):
+        held[row.consumer_id, row.host][row.resource_class] = row.used
+    return held
+
+
+def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[Finding]:
+    """At most one guest of a server may run; the guest that is no debt is where the server is."""
+    running = Counter(row.server_id for row in records if row.may_run and row.wanted != ABSENT)
+    for server, number in running.items():
+        if number > 1:
+            yield Finding("one-guest", server, f"{number} guests may run")
+    places = {(row.server_id, row.host) for row in records if row.wanted != ABSENT}
+    for server, host in places:
+        if server not in live:
+            yield Finding("guest-of-server", server, f"host {host} keeps a guest of a server that is gone")
+        elif live[server].host != host:
+            yield Finding("guest-of-server", server, f"its guest is on {host}, the server on {live[server].host}")
+    for row in live.values():
+        if row.host and (row.id, row.host) not in places and row.task_state != states.DELETING:
+            yield Finding("guest-of-server", row.id, f"it is on host {row.host} without a guest record")
+
+
+def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: list[Row[Any]],
+                 held: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[Finding]:
+    """Allocations live and die with guest records, and are what the flavor says."""
+    places = {(row.server_id, row.host) for row in records}
+    for consumer, host in held.keys() - places:
+        yield Finding("allocation-of-guest", consumer, f"holds resources on {host} where it has no guest")
+    for server, host in places - held.keys():
+        yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
+    for (server, host), amounts in held.items():
+        row = live.get(server)
+        if row is None:
+            continue
+        wanted = {name: amount for name, amount in (("VCPU", row.vcpus), ("MEMORY_MB", row.memory_mb),
+                                                    ("DISK_GB", row.disk_gb)) if amount}
+        if amounts != wanted:
+            yield Finding("allocation-exact", server, f"holds {amounts} on {host}, its flavor needs {wanted}")
+    known = set(tx.scalars(sa.select(consumers.c.id)))
+    for consumer in {consumer for consumer, _ in held} ^ known:
+        yield Finding("consumer", consumer, "consumer and allocations do not go together")
+
+
+def _capacity(tx: Connection) -> Iterator[Finding]:
+    """No provider holds more than it has."""
+    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(
+        sa.select(allocations.c.provider_id, allocations.c.resource_class, sa.func.sum(allocations.c.used).label("used"))
+        .group_by(allocations.c.provider_id, allocations.c.resource_class))}
+    for row in tx.execute(sa.select(inventories, providers.c.host).join(
+            providers, providers.c.id == inventories.c.provider_id)):
+        capacity = (row.total - row.reserved) * row.allocation_ratio
+        amount = used.get((row.provider_id, row.resource_class), 0)
+        if amount > capacity:
+            yield Finding("capacity", row.host, f"{amount} of {capacity:g} {row.resource_class} are given out")
+
+
+def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
+    """A server is held by exactly the one action that is live, under the same fence."""
+    running = {row.id: row for row in tx.execute(sa.select(
+        actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at).where(
+        actions.c.state.in_(LIVE)))}
+    for row in live.values():
+        head = running.get(row.action) if row.action else None
+        if row.action and head is None:
+            yield Finding("held-by-action", row.id, f"is held by action {row.action}, which has ended")
+        elif head is not None and head.fence != row.fence:
+            yield Finding("held-by-action", row.id, f"fence {row.fence}, its action has {head.fence}")
+        if row.task_state and not row.action:
+            yield Finding("task-state", row.id, f"task_state {row.task_state} and no action holds it")
+    for head in running.values():
+        server = live.get(head.server_id)
+        if server is None or server.action != head.id:
+            yield Finding("held-by-action", head.server_id, f"action {head.id} is {head.state} and does not hold it")
+        if head.state == "due" and head.due_at is None:
+            yield Finding("due", head.server_id, f"action {head.id} is due and nobody will look")
+
+
+def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
+    """What hosts really run (host -> server -> power state) against the records.
+
+    Finds a server that runs on two hosts, and a domain that no record knows of.
+    """
+    records = {(row.server_id, row.host) for row in tx.execute(sa.select(guests.c.server_id, guests.c.host))}
+    places: dict[str, list[str]] = defaultdict(list)
+    findings = []
+    for host, found in domains.items():
+        for server, power_state in found.items():
+            if power_state != states.SHUTDOWN:
+                places[server].append(host)
+            if (server, host) not in records:
+                findings.append(Finding("domain-known", server, f"host {host} has a domain without a record"))
+    findings += [Finding("two-domains", server, f"runs on {', '.join(sorted(found))}")
+                 for server, found in places.items() if len(found) > 1]
+    return sorted(findings)
+
+
+def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
+    """What waits, with its age in seconds: ``debts`` (server, host) and ``actions`` (server, workflow/step)."""
+    moment = int(tx.scalar(sa.select(now())) or 0)
+    debts = [(row.server_id, row.host, (moment - row.changed_at) / SECOND) for row in tx.execute(
+        sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at))]
+    waiting = [(row.server_id, f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}",
+                (moment - row.created_at) / SECOND) for row in tx.execute(
+        sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at))]
+    return {"debts": debts, "actions": waiting}

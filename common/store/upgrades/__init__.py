@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upgrades of the database: numbered files, applied in order by alembic.
+
+``upgrade`` is what ``kilonova database upgrade`` calls; a process that starts on a database of another
+version says so and ends.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from common import errors
+from common.store.engine import Store
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config
+
+
+def upgrade(store: Store) -> tuple[str | None, str]:
+    """Bring the database to the newest version; returns (version before, version now). Repeatable."""
+    before = version(store)
+    config = _config()
+    with store.begin() as tx:
+        config.attributes["connection"] = tx
+        command.upgrade(config, "head")
+    return before, newest()
+
+
+def version(store: Store) -> str | None:
+    """The version that the database has; None before the first upgrade."""
+    found: str | None = store.read(lambda tx: MigrationContext.configure(tx).get_current_revision())
+    return found
+
+
+def newest() -> str:
+    """The version that this code needs."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+def check(store: Store) -> None:
+    """Refuse a database of another version.
+
+    Raises:
+        Problem: it must be upgraded first, or is newer than this code.
+    """
+    found = version(store)
+    if found != newest():
+        raise errors.Problem(f"The database is at version {found or 'none'}, this code needs {newest()}. "
+                             "Run: kilonova database upgrade")

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole cloud in one thread: the real functions of conductor and agent, a store, memory hypervisors.
+
+Nothing here replaces our code: only the messages are delivered by hand (and can be lost, doubled or kept
+back), the clock is turned by hand, and any fault point can kill the process that reaches it. Each round
+of ``settle`` is what the threads of the services would do.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from common import ids, states
+from common.clock import SECOND
+from common.context import RequestContext
+from common.errors import NoAnswer
+from common.models import Command, Flavor, RequestSpec, Selection
+from common.store import actions, doctor, schema
+from common.store.engine import Store, now
+from common.wire import from_wire, to_wire
+from compute_agent import verbs
+from compute_agent.journal import Journal
+from compute_agent.sync import Agent
+from compute_agent.virt.driver import Run
+from compute_agent.virt.memory import MemoryDriver
+from conductor import reports, runner
+from conductor.saga import Engine
+from conductor.sweep import Watch, sweep
+from scheduler.hosts import Hosts
+from scheduler.proposals import Proposals
+from scheduler.select import Options
+
+USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
+FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
+
+
+class Crash(BaseException):
+    """A process died at a fault point."""
+
+
+class Time:
+    """One clock for the database and for every process."""
+
+    def __init__(self) -> None:
+        self.micros = 1_700_000_000 * SECOND
+
+    def __call__(self) -> int:
+        self.micros += 1
+        return self.micros
+
+    def monotonic(self) -> float:
+        return self.micros / SECOND
+
+    def pass_by(self, seconds: float) -> None:
+        self.micros += int(seconds * SECOND)
+
+
+class Host:
+    """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
+
+    def __init__(self, name: str, time: Time, script: dict[str, list[Any]] | None = None) -> None:
+        self.name, self.time = name, time
+        self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script=script or {})
+        self.journal = Journal(":memory:")
+        self.fault_point: Callable[[str, str, str], None] = verbs.nothing
+        self.restart()
+
+    def restart(self) -> None:
+        self.agent = Agent(self.name, self.journal, self.time, self.driver.boot_id())
+
+    def work(self) -> None:
+        """Carry out what is in hand."""
+        while (work := self.agent.take()) is not None:
+            tools = verbs.Tools(self.driver, lambda image: iter(()), Run(lambda name: None, lambda: work.cancelled))
+            self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
+
+
+class Cloud:
+    """The post between the parts is this object: see ``lose``."""
+
+    def __init__(self, store: Store, time: Time, hosts: int = 2) -> None:
+        self.store, self.time = store, time
+        schema.metadata.create_all(store.engine)
+        self.hosts = {f"h{n}": Host(f"h{n}", time) for n in range(1, hosts + 1)}
+        self.scheduler = Proposals(Hosts(store, time, "nova"), Options())
+        self.lose: Callable[[str], bool] = lambda kind: False
+        self.sent: list[tuple[str, Command]] = []
+        self.engine = Engine(store, time, self, "c1/1", shutdown_timeout=0)
+        self.watch = Watch()
+
+    # --- the post ---
+    def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
+        if self.lose("select"):
+            raise NoAnswer("lost")
+        return self.scheduler.select([from_wire(RequestSpec, to_wire(spec)) for spec in specs], fresh)
+
+    def do(self, host: str, commands: list[Command]) -> None:
+        self.sent += [(host, command) for command in commands]
+        if not self.lose("do") and host in self.hosts:
+            self.hosts[host].agent.accept(from_wire(Command, to_wire(command)) for command in commands)
+
+    # --- what the processes do ---
+    def sync(self, host: Host, ask: bool = True) -> None:
+        hello = host.agent.needs_hello()
+        full = hello or host.agent.wants_full_report()
+        request = host.agent.request(ask or hello, host.driver.domains() if full else None,
+                                     host.driver.inventory() if hello else None)
+        if self.lose("sync"):
+            return
+        answer = reports.handle(self.engine, [request])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if not self.lose("answer"):
+            host.agent.answered(request, answer)
+
+    def round(self) -> None:
+        """Everybody does once what they have to do, and a second passes."""
+        while runner.advance(self.engine):
+            pass
+        for host in list(self.hosts.values()):
+            host.work()
+            self.sync(host)
+        sweep(self.engine, self.watch, list(self.hosts), True)
+        self.time.pass_by(1)
+
+    def settle(self, limit: int = 80) -> None:
+        """Rounds until nothing is in hand."""
+        for _ in range(limit):
+            self.round()
+            if not self.store.read(doctor.ages)["actions"] and not self.store.read(doctor.ages)["debts"]:
+                return
+        raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
+
+    def restart_conductor(self) -> None:
+        """Kill -9 and start again under the same name."""
+        self.engine = Engine(self.store, self.time, self, "c1/1", shutdown_timeout=0)
+        self.watch = Watch()
+        self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
+
+    # --- what users do ---
+    def create(self, count: int = 1) -> list[str]:
+        servers = []
+        with self.store.begin() as tx:
+            for _ in range(count):
+                server, action = ids.new(), ids.new()
+                tx.execute(sa.insert(schema.servers).values(
+                    id=server, project_id="project", user_id="user", name="s", hostname="s", vm_state=states.BUILDING,
+                    task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(FLAVOR), flavor_id="1",
+                    vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
+                    reservation_id="r", created_at=now(), updated_at=now()))
+                actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
+                                     "request_id": ids.new_request(), "name": "create", "workflow": "create",
+                                     "fence": 1}])
+                servers.append(server)
+        return servers
+
+    def ask(self, server: str, key: str, value: str | None = None) -> str:
+        row = states.action(key, value)
+        assert row is not None
+        return self.store.write(lambda tx: actions.begin(tx, row, server, context=USER, project_id="project"))
+
+    def show(self, server: str) -> Any:
+        return self.store.read(lambda tx: tx.execute(
+            sa.select(schema.servers).where(schema.servers.c.id == server)).one())
+
+    def domains(self, server: str) -> list[str]:
+        """Hosts where a domain of the server exists."""
+        return [host.name for host in self.hosts.values()
+                if any(state.server == server for state in host.driver.domains())]
+
+    def findings(self) -> list[doctor.Finding]:
+        """The oracle's verdict, on records and on what the hypervisors really have."""
+        found = {host.name: {state.server: state.power_state for state in host.driver.domains()}
+                 for host in self.hosts.values()}
+        return self.store.read(doctor.check) + self.store.read(lambda tx: doctor.compare(found, tx))
