@@ -4,7 +4,8 @@
 Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``, pass one
 contract suite (tests/contract/test_virt_driver.py). Every method that changes something is repeatable:
 called again after a crash at any line it ends in the same state. A fence is written into the domain's
-metadata by every verb that defines or starts it, and is what ``domains`` reports.
+metadata by every verb that defines or starts it, and is what ``domains`` reports. A hypervisor or image service
+that does not answer is ``errors.Unavailable``: what became of the verb is not known, do it again later.
 """
 from __future__ import annotations
 
@@ -29,10 +30,6 @@ class VerbFailed(Exception):
         super().__init__(text)
         self.details = details
         self.retryable = retryable
-
-
-class Unreachable(Exception):
-    """The hypervisor does not answer, so what became of the verb is not known: ask again later."""
 
 
 class Cancelled(Exception):

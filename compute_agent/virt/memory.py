@@ -3,8 +3,8 @@
 
 Called by the agent when ``virt_driver = memory``, by tests and by the bench. Guests are records; nothing
 runs. ``script`` makes any verb slow or fail, one behaviour for each call; ``calls`` tells what was asked.
-With ``state_file`` the guests outlive the process, as real ones do when an agent is killed: a change is
-on its way to the disk (written beside, renamed) before the verb returns. All methods are thread-safe.
+With ``state_file`` the guests outlive the process, as real ones do when an agent is killed: each change is a
+line written before the verb returns, and the file is read and shortened at start. All methods are thread-safe.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
@@ -66,12 +67,7 @@ class MemoryDriver:
         self._watchers: list[Callable[[str], None]] = []
         self._changed: deque[str] = deque()
         self._lock = threading.RLock()
-        self._file = Path(state_file) if state_file else None
-        if self._file and self._file.exists():
-            state = json.loads(self._file.read_text())
-            self._boot_id = state["boot_id"]
-            self.guests.update({server: Guest(**guest) for server, guest in state["guests"].items()})
-        self._save()
+        self._file = self._restore(Path(state_file)) if state_file else None
 
     def inventory(self) -> HostInventory:
         self._begin("inventory")
@@ -91,6 +87,7 @@ class MemoryDriver:
             run.phase("fetching image")
             _read(spec.image, read_image, run)
         run.phase("starting")
+        _pause(0, run)
         with self._lock:
             guest = self.guests.setdefault(spec.server, Guest(SHUTDOWN, spec.fence))
             state = self._start(spec.server, guest, spec.fence)
@@ -125,7 +122,7 @@ class MemoryDriver:
         after = self._begin("ensure_absent", server)
         with self._lock:
             if self.guests.pop(server, None) is not None:
-                self._save()
+                self._write(server, None)
         _pause(after, QUIET)
 
     def console_output(self, server: str, limit: int) -> str:
@@ -139,6 +136,8 @@ class MemoryDriver:
 
     def close(self) -> None:
         self._watchers.clear()
+        if self._file is not None:
+            self._file.close()
 
     def power_off(self, server: str) -> None:
         """The guest stops by itself, as after ``poweroff`` inside it."""
@@ -150,9 +149,11 @@ class MemoryDriver:
         """The host loses its power and comes back: another boot id, and no guest runs."""
         with self._lock:
             self._boot_id = str(uuid.uuid4())
-            for guest in self.guests.values():
+            if self._file is not None:
+                self._file.write(_line("boot_id", self._boot_id))
+            for server, guest in self.guests.items():
                 guest.power_state = SHUTDOWN
-            self._save()
+                self._write(server, guest)
 
     def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
         """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
@@ -170,7 +171,8 @@ class MemoryDriver:
 
     def _end(self, state: DomainState, after: float, run: Run) -> DomainState:
         self._tell()
-        _pause(after, run)
+        if after:
+            _pause(after, run)
         return state
 
     def _guest(self, server: str) -> Guest:
@@ -191,7 +193,7 @@ class MemoryDriver:
         if guest.power_state != power_state:
             self._changed.append(server)
         guest.power_state = power_state
-        self._save()
+        self._write(server, guest)
 
     def _tell(self) -> None:
         """Watchers are called without the lock: they may take locks of their own."""
@@ -206,13 +208,31 @@ class MemoryDriver:
         if guest.power_state == RUNNING and guest.ignores_acpi:
             _pause(timeout, run)
 
-    def _save(self) -> None:
-        if self._file is None:
-            return
-        beside = self._file.with_suffix(".part")
-        guests = {server: asdict(guest) for server, guest in self.guests.items()}
-        beside.write_text(json.dumps({"boot_id": self._boot_id, "guests": guests}))
-        os.replace(beside, self._file)
+    def _write(self, server: str, guest: Guest | None) -> None:
+        """One line for one change: cheap with a thousand guests, whole even when the process is killed."""
+        if self._file is not None:
+            self._file.write(_line(server, guest))
+
+    def _restore(self, path: Path) -> FileIO:
+        """Read what an earlier process wrote, and write it again without what is past."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            server, fields = json.loads(line)
+            if server == "boot_id":
+                self._boot_id = fields
+            elif fields is None:
+                self.guests.pop(server, None)
+            else:
+                self.guests[server] = Guest(**fields)
+        part = path.with_name(f"{path.name}.part")
+        lines = [_line(server, guest) for server, guest in self.guests.items()]
+        part.write_bytes(b"".join([_line("boot_id", self._boot_id), *lines]))
+        os.replace(part, path)
+        return FileIO(path, "a")
+
+
+def _line(key: str, value: Guest | str | None) -> bytes:
+    return json.dumps([key, asdict(value) if isinstance(value, Guest) else value]).encode() + b"\n"
 
 
 def _state(server: str, guest: Guest) -> DomainState:
@@ -221,10 +241,12 @@ def _state(server: str, guest: Guest) -> DomainState:
 
 def _pause(seconds: float, run: Run) -> None:
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if run.cancelled():
-            raise Cancelled
+    while not run.cancelled():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
         time.sleep(min(left, 0.02))
+    raise Cancelled
 
 
 def _read(image: ImageRef, read_image: ImageReader, run: Run) -> None:

@@ -4,7 +4,7 @@
 Called by ``virt.libvirt.driver`` and ``host``. Opens when first needed and again after libvirtd went away, keeps
 alive, translates errors, and turns libvirt's events into calls of the watcher. libvirt wants one thread that turns
 its event loop; watchers are called from another, so that they may ask libvirt questions.
-Must stay true: VerbFailed is raised only while libvirtd answers; when it does not, Unreachable is.
+Must stay true: VerbFailed is raised only while libvirtd answers; when it does not, errors.NoAnswer is.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import libvirt
 
+from common import errors
 from compute_agent.virt.driver import (
     CRASHED,
     NOSTATE,
@@ -26,7 +27,6 @@ from compute_agent.virt.driver import (
     RUNNING,
     SHUTDOWN,
     SUSPENDED,
-    Unreachable,
     VerbFailed,
 )
 from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, domain_name, read_metadata
@@ -174,19 +174,18 @@ class Connection:
         except libvirt.libvirtError as error:
             if not _is_alive(connection):
                 self._lost(connection)
-                raise Unreachable(f"libvirt went away while asked to {what}: {error}") from error
+                raise errors.NoAnswer(f"libvirt went away while it was asked to {what}.") from error
             raise VerbFailed(f"The hypervisor could not {what}.", details=str(error), retryable=True) from error
 
     def _connected(self) -> Any:
         with self._lock:
             if self._closed:
-                raise Unreachable("the connection to libvirt was closed")
+                raise errors.NoAnswer("The connection to libvirt was closed.")
             if self._open is None:
                 try:
                     self._open = self._new()
                 except libvirt.libvirtError as error:
-                    raise Unreachable(f"libvirt at {self._uri} does not answer, see whether libvirtd runs: {error}"
-                                      ) from error
+                    raise errors.NoAnswer(f"libvirt at {self._uri} does not answer; see whether libvirtd runs.") from error
             return self._open
 
     def _new(self) -> Any:
@@ -218,7 +217,7 @@ class Connection:
             server = self._events.get()
             try:
                 servers = [server] if server else [domain.server for domain in self.domains()]
-            except (Unreachable, VerbFailed) as error:
+            except (errors.NoAnswer, VerbFailed) as error:
                 LOG.warning("no events from libvirt: %s", error)
                 time.sleep(REOPEN_SECONDS)
                 self._events.put(None)

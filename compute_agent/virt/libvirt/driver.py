@@ -16,8 +16,9 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from common import errors
 from common.models import DomainState, GuestSpec, HostInventory
 from compute_agent import config_drive
 from compute_agent.virt.driver import (
@@ -27,7 +28,6 @@ from compute_agent.virt.driver import (
     Cancelled,
     ImageReader,
     Run,
-    Unreachable,
     VerbFailed,
 )
 from compute_agent.virt.libvirt import disks, host
@@ -51,7 +51,8 @@ class LibvirtDriver:
     """
 
     def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, hostname: str = "",
-                 host_ip: str = "127.0.0.1", image_ttl: float = 24 * 3600, patience: float = 60) -> None:
+                 host_ip: str = "127.0.0.1", reserved_memory_mb: int = 0, reserved_disk_gb: int = 0,
+                 image_ttl: float = 24 * 3600, patience: float = 60) -> None:
         self._state_dir = Path(state_dir).resolve()
         self._instances = self._state_dir / "instances"
         for folder in (self._state_dir, self._instances):
@@ -59,7 +60,9 @@ class LibvirtDriver:
             # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
             folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
-        self._hostname, self._host_ip, self._patience = hostname, host_ip, patience
+        self._about: dict[str, Any] = {"hostname": hostname, "host_ip": host_ip, "reserved_memory_mb": reserved_memory_mb,
+                       "reserved_disk_gb": reserved_disk_gb}
+        self._patience = patience
         self._images = ImageCache(self._state_dir / "images", image_ttl)
         self._libvirt = Connection(uri)
 
@@ -72,7 +75,7 @@ class LibvirtDriver:
 
     def inventory(self) -> HostInventory:
         facts = self._patiently(QUIET, self._libvirt.facts)
-        return host.inventory(facts, self._state_dir, self._hostname, self._host_ip)
+        return host.inventory(facts, self._state_dir, **self._about)
 
     def boot_id(self) -> str:
         return host.boot_id()
@@ -188,7 +191,7 @@ class LibvirtDriver:
         try:
             self._remove(server)
         except (VerbFailed, OSError) as error:
-            raise Unreachable(f"{cause}; and what was made could not be removed: {error}") from error
+            raise errors.NoAnswer(f"{cause}; and what was made could not be removed: {error}") from error
 
     def _remove(self, server: str) -> None:
         folder = self._folder(server)
@@ -219,7 +222,7 @@ class LibvirtDriver:
         while True:
             try:
                 return work()
-            except Unreachable:
+            except errors.NoAnswer:
                 if run.cancelled():
                     raise Cancelled from None
                 if time.monotonic() > deadline:

@@ -40,14 +40,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def inventory(facts: Facts, state_dir: Path, hostname: str = "", host_ip: str = "127.0.0.1") -> HostInventory:
+def inventory(facts: Facts, state_dir: Path, *, hostname: str = "", host_ip: str = "127.0.0.1",
+              reserved_memory_mb: int = 0, reserved_disk_gb: int = 0) -> HostInventory:
     """All that this host has; the disk is the file system that holds ``state_dir``."""
     disk = os.statvfs(state_dir)
     return HostInventory(
         hypervisor_type=facts.hypervisor, hypervisor_version=facts.version,
         hypervisor_hostname=hostname or facts.hostname, vcpus=facts.cpus, memory_mb=facts.memory_mb,
         disk_gb=disk.f_frsize * disk.f_blocks // GIBIBYTE, host_ip=host_ip, cpu_info=cpu_info(facts.capabilities),
-        traits=list(TRAITS))
+        traits=list(TRAITS), reserved_memory_mb=reserved_memory_mb, reserved_disk_gb=reserved_disk_gb)
 
 
 def cpu_info(capabilities: str) -> JSON:

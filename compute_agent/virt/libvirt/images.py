@@ -25,6 +25,7 @@ from typing import IO, cast
 
 from oslo_utils.imageutils import format_inspector
 
+from common import errors
 from common.models import ImageRef
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
 
@@ -62,7 +63,8 @@ class ImageCache:
     def fetch(self, image: ImageRef, max_bytes: int, read_image: ImageReader, run: Run) -> Cached:
         """The image, fetched unless it is here. ``max_bytes`` bounds its virtual size (0: no bound).
 
-        VerbFailed says why it cannot be used; Cancelled within five seconds, even when no byte arrives.
+        VerbFailed says why it cannot be used; Cancelled within five seconds, even when no byte arrives;
+        Unavailable when the image service is.
         """
         if image.disk_format not in FORMATS:
             raise VerbFailed(f"Images of format {image.disk_format!r} are not supported here; "
@@ -207,8 +209,10 @@ def _pumped(image_id: str, read_image: ImageReader, run: Run) -> Generator[bytes
                 continue
             if item is None:
                 return
-            if isinstance(item, (VerbFailed, Cancelled)):
+            if isinstance(item, (VerbFailed, Cancelled, errors.Unavailable)):
                 raise item
+            if isinstance(item, errors.Problem):
+                raise VerbFailed(item.text, details=f"image {image_id}: {item!r}") from item
             if isinstance(item, Exception):
                 raise VerbFailed("The image could not be fetched from the image service.", retryable=True,
                                  details=f"image {image_id}: {type(item).__name__}: {item}") from item

@@ -47,7 +47,7 @@ def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
 def test_slow_after_the_effect_has_the_effect() -> None:
     driver = MemoryDriver(script={"ensure_guest": [Slow(60, after=True)]})
     with pytest.raises(Cancelled):
-        driver.ensure_guest(spec(), lambda image: iter(()), Run(lambda name: None, lambda: True))
+        driver.ensure_guest(spec(), lambda image: iter(()), Run(lambda name: None, lambda: bool(driver.guests)))
     assert driver.domains() == [DomainState(SERVER, RUNNING, 1)]
 
 
