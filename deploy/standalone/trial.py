@@ -5,6 +5,7 @@
 the folder. A service that doesn't answer within 30 s raises RuntimeError with the end of its log.
 """
 
+import json
 import os
 import secrets
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 30.0
@@ -44,6 +46,34 @@ class Cloud:
         """The environment from which the services' commands take the passwords."""
         return os.environ | {"KILONOVA_ADMIN_PASSWORD": self.admin_password,
                              "KILONOVA_SERVICE_PASSWORD": self.service_password}
+
+    def openstack(self, *commands: str, **settings: str) -> list[Any]:
+        """What `commands`, given to one `openstack` process as admin, print as JSON (-f json). `settings` are
+        OS_*.
+
+        Raises RuntimeError with whatever it says on stderr: its interactive mode always ends with status 1.
+        """
+        env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
+        env |= {"OS_AUTH_URL": self.auth_url, "OS_USERNAME": "admin", "OS_PASSWORD": self.admin_password,
+                "OS_PROJECT_NAME": "admin", "OS_USER_DOMAIN_ID": "default", "OS_PROJECT_DOMAIN_ID": "default",
+                "OS_IDENTITY_API_VERSION": "3", **settings}
+        done = subprocess.run(
+            [Path(sys.executable).with_name("openstack")],
+            input="\n".join(commands),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.stderr.strip():
+            raise RuntimeError(done.stderr)
+        answers, text = [], done.stdout.strip()
+        while text:
+            answer, end = json.JSONDecoder().raw_decode(text)
+            answers.append(answer)
+            text = text[end:].strip()
+        return answers
 
     def bootstrap(self) -> None:
         """Fill the identity service's database; may be repeated."""
@@ -102,19 +132,21 @@ class Cloud:
 @contextmanager
 def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
     """A fresh identity service, and image service if asked for, in an empty `folder`."""
+    secret = secrets.token_urlsafe
+    cloud = Cloud(folder, free_port(), free_port(), secret(12), secret(12))
+    cloud.bootstrap()
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in held]
-        cloud = Cloud(folder, ports[0], ports[1], secrets.token_urlsafe(12), secrets.token_urlsafe(12))
-        cloud.bootstrap()
-        for each in held:
-            each.close()
         stack.enter_context(cloud.identity())
         if with_image:
             stack.enter_context(cloud.image())
         yield cloud
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

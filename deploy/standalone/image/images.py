@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources of /v2/images: the collection, one image, its data, its two switches and its tags."""
+
+import uuid
+from typing import Any
+from urllib.parse import urlencode
+
+import falcon
+from sqlalchemy import Row
+
+from deploy.standalone.image.attributes import checked, patched, tag_of, view
+from deploy.standalone.image.caller import Caller
+from deploy.standalone.image.listing import matching, page
+from deploy.standalone.image.shelf import Shelf
+from deploy.standalone.web import answer, read_bytes, read_json
+
+PATCH_TYPE = "application/openstack-images-v2.1-json-patch"
+
+
+class Images:
+    """GET and POST /v2/images."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: Caller = req.context.caller
+        marker = self._shelf.find(caller, req.get_param("marker")) if req.has_param("marker") else None
+        query, limit = page(req.params, matching(req.params, caller), marker)
+        with self._shelf.database.read() as connection:
+            rows = connection.execute(query).all() if limit else []
+        body: dict[str, Any] = {"images": [view(row._mapping) for row in rows[:limit]],
+                                "first": "/v2/images", "schema": "/v2/schemas/images"}
+        kept = {name: value for name, value in req.params.items() if name != "marker"}
+        if kept:
+            body["first"] += f"?{urlencode(kept, doseq=True)}"
+        if len(rows) > limit:
+            body["next"] = f"/v2/images?{urlencode(kept | {'marker': rows[limit - 1].id}, doseq=True)}"
+        answer(resp, body)
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller: Caller = req.context.caller
+        caller.require_writer()
+        body = read_json(req)
+        if not isinstance(body, dict):
+            raise falcon.HTTPBadRequest(description="The request body must be an object.")
+        key = _new_id(body.pop("id", None))
+        self._shelf.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
+        resp.status = falcon.HTTP_201
+        resp.location = f"{req.prefix}/v2/images/{key}"
+        answer(resp, view(self._shelf.find(caller, key)._mapping))
+
+
+def _new_id(asked: object) -> str:
+    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file). Raises 400.
+    """
+    if asked is None:
+        return str(uuid.uuid4())
+    try:
+        if isinstance(asked, str) and str(uuid.UUID(asked)) == asked:
+            return asked
+    except ValueError:
+        pass
+    raise falcon.HTTPBadRequest(description="'image.id' must be a UUID, in lower case and with hyphens.")
+
+
+class Image:
+    """GET, PATCH and DELETE /v2/images/{key}; POST .../actions/{switch}; PUT and DELETE .../tags/{tag}."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        answer(resp, view(self._shelf.find(req.context.caller, key)._mapping))
+
+    def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        if (req.content_type or "").partition(";")[0].strip() != PATCH_TYPE:
+            raise falcon.HTTPUnsupportedMediaType(description=f"Send {PATCH_TYPE}.",
+                                                  headers={"Accept-Patch": PATCH_TYPE})
+        operations = read_json(req)
+        image = self._owned(req, key)
+        columns = patched(image._mapping, operations, req.context.caller)
+        self._change(image, columns, properties=image.properties, status=image.status)
+        self.on_get(req, resp, key)
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        self._shelf.remove(self._owned(req, key))
+        resp.status = falcon.HTTP_204
+
+    def on_post_switch(self, req: falcon.Request, resp: falcon.Response, key: str, switch: str) -> None:
+        states = {"deactivate": ("active", "deactivated"), "reactivate": ("deactivated", "active")}
+        if switch not in states:
+            raise falcon.HTTPNotFound(description="The actions are deactivate and reactivate.")
+        image, (before, after) = self._owned(req, key), states[switch]
+        req.context.caller.require_admin(f"{switch} an image")
+        if image.status not in (before, after):
+            raise falcon.HTTPForbidden(description=f"An image that is {image.status} cannot {switch}.")
+        self._shelf.change(key, {"status": after}, status=before)
+        resp.status = falcon.HTTP_204
+
+    def on_put_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
+        image = self._owned(req, key)
+        self._change(image, {"tags": sorted({*image.tags, tag_of(tag)})}, tags=image.tags)
+        resp.status = falcon.HTTP_204
+
+    def on_delete_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
+        image = self._owned(req, key)
+        if tag not in image.tags:
+            raise falcon.HTTPNotFound(description="The image has no such tag.")
+        self._change(image, {"tags": [other for other in image.tags if other != tag]}, tags=image.tags)
+        resp.status = falcon.HTTP_204
+
+    def _owned(self, req: falcon.Request, key: str) -> Row[Any]:
+        image = self._shelf.find(req.context.caller, key)
+        req.context.caller.require_owner(image)
+        return image
+
+    def _change(self, image: Row[Any], columns: dict[str, Any], **seen: Any) -> None:
+        if not self._shelf.change(image.id, columns, **seen):
+            raise falcon.HTTPConflict(
+                description="The image was changed or deleted meanwhile: read it and try again."
+            )
+
+
+class Data:
+    """PUT and GET /v2/images/{key}/file."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        if (req.content_type or "").partition(";")[0].strip() != "application/octet-stream":
+            raise falcon.HTTPUnsupportedMediaType(description="Send application/octet-stream.")
+        image = self._shelf.find(req.context.caller, key)
+        req.context.caller.require_owner(image)
+        self._shelf.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
+        resp.status = falcon.HTTP_204
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        caller: Caller = req.context.caller
+        image = self._shelf.find(caller, key)
+        if image.status == "deactivated":
+            caller.require_admin("download a deactivated image")
+        if image.size is None:
+            resp.status = falcon.HTTP_204
+            return
+        first, last = _range(req, image.size)
+        if last - first + 1 < image.size:
+            resp.status = falcon.HTTP_206
+            resp.content_range = (first, last, image.size)
+        file = self._shelf.files.open(image.upload)
+        file.seek(first)
+        resp.content_type = "application/octet-stream"
+        resp.set_header("Content-MD5", image.checksum)
+        resp.set_header("Accept-Ranges", "bytes")
+        resp.set_stream(file, last - first + 1)
+
+
+def _range(req: falcon.Request, size: int) -> tuple[int, int]:
+    """(first, last) byte to send. Raises 416 for a range that lies outside."""
+    if req.range is None:
+        return 0, size - 1
+    first, last = req.range
+    first, last = (max(size + first, 0), size - 1) if first < 0 else (first, last)
+    last = size - 1 if last < 0 else min(last, size - 1)
+    if first > last:
+        raise falcon.HTTPRangeNotSatisfiable(size)
+    return first, last

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/images/{key}/members: projects that an image with visibility shared is shown to.
+
+The owner adds and removes members; only the member itself accepts or rejects, which decides whether its lists
+hold it.
+"""
+
+from typing import Any
+
+import falcon
+from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from deploy.standalone.fields import Field, check
+from deploy.standalone.image.caller import Caller
+from deploy.standalone.image.schema import members
+from deploy.standalone.image.shelf import Shelf, now
+from deploy.standalone.web import answer, read_json
+
+STATUS = {"status": Field(str, required=True, choices=("pending", "accepted", "rejected"))}
+MEMBER = {"member": Field(str, required=True, empty=False)}
+
+
+class Members:
+    """GET and POST the members of an image; GET, PUT and DELETE one of them."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        rows = self._seen(req, key)
+        answer(resp, {"members": [_view(row) for row in rows], "schema": "/v2/schemas/members"})
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        member = check(read_json(req), MEMBER, "member")["member"]
+        image = self._shelf.find(req.context.caller, key)
+        req.context.caller.require_owner(image)
+        if image.visibility != "shared":
+            raise falcon.HTTPForbidden(description="Only an image with visibility shared has members.")
+        moment = now()
+        try:
+            with self._shelf.database.write() as connection:
+                connection.execute(insert(members).values(
+                    image_id=key, member_id=member, created_at=moment, updated_at=moment))
+        except IntegrityError as error:
+            raise falcon.HTTPConflict(description="This project is a member already.") from error
+        answer(resp, _view(self._one(req, key, member)))
+
+    def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
+        answer(resp, _view(self._one(req, key, member)))
+
+    def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
+        caller: Caller = req.context.caller
+        status = check(read_json(req), STATUS, "member", others=True)["status"]
+        self._one(req, key, member)
+        if caller.project_id != member:
+            caller.require_admin("accept or reject an image for another project")
+        self._write(update(members).values(status=status, updated_at=now()), key, member)
+        answer(resp, _view(self._one(req, key, member)))
+
+    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
+        self._one(req, key, member)
+        req.context.caller.require_owner(self._shelf.find(req.context.caller, key))
+        self._write(delete(members), key, member)
+        resp.status = falcon.HTTP_204
+
+    def _write(self, query: Any, key: str, member: str) -> None:
+        with self._shelf.database.write() as connection:
+            connection.execute(query.where(members.c.image_id == key, members.c.member_id == member))
+
+    def _seen(self, req: falcon.Request, key: str) -> list[Row[Any]]:
+        """The members that the caller may know of: all for the owner, themselves for a member."""
+        caller: Caller = req.context.caller
+        image = self._shelf.find(caller, key)
+        query = select(members).where(members.c.image_id == key).order_by(members.c.member_id)
+        if not caller.is_admin and image.owner != caller.project_id:
+            query = query.where(members.c.member_id == caller.project_id)
+        with self._shelf.database.read() as connection:
+            return list(connection.execute(query))
+
+    def _one(self, req: falcon.Request, key: str, member: str) -> Row[Any]:
+        for row in self._seen(req, key):
+            if row.member_id == member:
+                return row
+        raise falcon.HTTPNotFound(description=f"Image {key[:64]} has no member {member[:64]}.")
+
+
+def _view(row: Row[Any]) -> dict[str, Any]:
+    return dict(row._mapping) | {"schema": "/v2/schemas/member"}

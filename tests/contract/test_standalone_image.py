@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standalone image service against the clients it is made for, as a real process behind
+keystonemiddleware.
+
+python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what they never
+would.
+"""
+
+import dataclasses
+import hashlib
+import os
+import socket
+import struct
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openstack
+import pytest
+import requests
+
+from deploy.standalone.trial import Cloud, free_port, running
+
+PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+OCTETS = {"Content-Type": "application/octet-stream"}
+MEGABYTE = 1024 * 1024
+LIMIT = 8 * MEGABYTE
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with running(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
+        yield started
+    assert " 500 " not in (started.folder / "image.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def admin(cloud: Cloud) -> Any:
+    return connect(cloud, "admin", cloud.admin_password, "admin")
+
+
+@pytest.fixture(scope="module")
+def owner(cloud: Cloud, admin: Any) -> Any:
+    return person(cloud, admin, "member")
+
+
+@pytest.fixture(scope="module")
+def stranger(cloud: Cloud, admin: Any) -> Any:
+    return person(cloud, admin, "member")
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    return openstack.connect(
+        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
+        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
+              "user_domain_id": "default", "project_domain_id": "default"})
+
+
+def person(cloud: Cloud, admin: Any, role: str) -> Any:
+    """A connection of a new user with `role` in a new project."""
+    name, identity = f"user-{uuid.uuid4().hex[:8]}", admin.identity
+    project = identity.create_project(name=name, domain_id="default")
+    user = identity.create_user(name=name, password="correct horse", domain_id="default")
+    identity.assign_project_role_to_user(project, user, identity.find_role(role))
+    return connect(cloud, name, "correct horse", name)
+
+
+def call(connection: Any, method: str, path: str, **options: Any) -> requests.Response:
+    """A request to the image service that answers with whatever comes."""
+    url = connection.session.get_endpoint(service_type="image") + path
+    headers = {"X-Auth-Token": connection.session.get_token()} | options.pop("headers", {})
+    return requests.request(method, url, headers=headers, timeout=30, **options)
+
+
+def create(connection: Any, **attributes: Any) -> str:
+    """The id of a new image without data."""
+    body = {"name": "image", "disk_format": "raw", "container_format": "bare"} | attributes
+    answer = call(connection, "POST", "/v2/images", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def upload(connection: Any, key: str, data: bytes | Iterator[bytes]) -> requests.Response:
+    return call(connection, "PUT", f"/v2/images/{key}/file", data=data, headers=OCTETS)
+
+
+def status_of(connection: Any, key: str) -> str:
+    return str(call(connection, "GET", f"/v2/images/{key}").json().get("status"))
+
+
+def files(cloud: Cloud) -> set[str]:
+    return {path.name for path in (cloud.folder / "image" / "images").iterdir()}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true within 20 s"
+        time.sleep(0.02)
+
+
+# The real clients
+
+
+def test_openstackclient_runs_every_image_command(cloud: Cloud, tmp_path: Path) -> None:
+    data = os.urandom(3 * MEGABYTE + 17)
+    source = tmp_path / "data"
+    source.write_bytes(data)
+    commands = (
+        f"image create --disk-format raw --container-format bare --public --file {source} img1 -f json",
+        "image list -f json",
+        "image list --name img1 --public --long -f json",
+        "image show img1 -f json",
+        "image set --property a=b --tag t1 --min-disk 2 --name img2 img1",
+        "image show img2 -f json",
+        f"image save --file {tmp_path}/saved img2",
+        "image unset --property a --tag t1 img2",
+        "image set --deactivate img2",
+        "image set --activate img2",
+        "image show img2 -f json",
+        "image delete img2",
+        "image list -f json",
+        "versions show --service image -f json",
+    )
+    created, listed, filtered, shown, changed, unset, left, versions = cloud.openstack(*commands)
+    assert (
+        created["status"],
+        created["size"],
+        created["virtual_size"] if "virtual_size" in created else len(data),
+    ) == ("active", len(data), len(data))
+    assert created["checksum"] == hashlib.md5(data).hexdigest()
+    assert created["properties"]["os_hash_value"] == hashlib.sha512(data).hexdigest()
+    assert [entry["Name"] for entry in listed] == [entry["Name"] for entry in filtered] == ["img1"]
+    assert shown["id"] == created["id"] == changed["id"]
+    assert (changed["properties"]["a"], changed["tags"], changed["min_disk"]) == ("b", ["t1"], 2)
+    assert (tmp_path / "saved").read_bytes() == data
+    assert ("a" in unset["properties"], unset["tags"], unset["status"]) == (False, [], "active")
+    assert left == []
+    assert {"CURRENT", "SUPPORTED"} == {entry["Status"] for entry in versions}
+
+
+def test_sdk_uploads_lists_changes_and_deletes(cloud: Cloud, owner: Any, tmp_path: Path) -> None:
+    before = files(cloud)
+    (tmp_path / "data").write_bytes(b"guest" * 1000)
+    image = owner.create_image(
+        "sdk",
+        filename=str(tmp_path / "data"),
+        disk_format="raw",
+        container_format="bare",
+        wait=True,
+        timeout=30,
+        hw_disk_bus="virtio",
+    )
+    assert (image.status, image.visibility, image.owner) == ("active", "shared", owner.current_project_id)
+    assert owner.image.find_image("sdk").id == image.id
+    assert [found.id for found in owner.image.images(id=f"in:{image.id},{uuid.uuid4()}")] == [image.id]
+    assert owner.image.update_image(image.id, visibility="private", min_ram=64).visibility == "private"
+    assert owner.image.download_image(image.id).content == b"guest" * 1000
+    assert owner.image.get_images_schema().name == "images"
+    assert owner.image.get_image_schema().properties["disk_format"]["type"] == ["null", "string"]
+    assert [store.id for store in owner.image.stores()] == ["file"]
+    assert owner.image.get_import_info().import_methods["value"] == []
+    owner.image.delete_image(image.id, ignore_missing=False)
+    with pytest.raises(openstack.exceptions.NotFoundException):
+        owner.image.get_image(image.id)
+    assert files(cloud) == before
+
+
+def test_lists_come_in_pages_and_in_order(owner: Any) -> None:
+    mark = uuid.uuid4().hex
+    keys = [create(owner, name=f"n{place % 2}", batch=mark) for place in range(5)]
+    assert {image.id for image in owner.image.images(limit=2, batch=mark)} == set(keys)
+    first = call(
+        owner, "GET", "/v2/images", params={"batch": mark, "limit": 3, "sort": "name:asc,id:desc"}
+    ).json()
+    rest = call(owner, "GET", first["next"]).json()
+    assert "next" not in rest
+    found = [(image["name"], image["id"]) for image in first["images"] + rest["images"]]
+    assert found == sorted(sorted(found, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0])
+    assert {key for _, key in found} == set(keys)
+    for query in ({"name": "n1"}, {"status": "queued", "name": "in:n1,other"}, {"size_min": 0, "name": "n1"}):
+        answer = call(owner, "GET", "/v2/images", params={"batch": mark} | query).json()["images"]
+        assert len(answer) == (0 if "size_min" in query else 2)
+
+
+# Who sees what
+
+
+def test_another_projects_private_image_does_not_exist(owner: Any, stranger: Any, admin: Any) -> None:
+    key = create(owner, visibility="private")
+    assert upload(owner, key, b"secret").status_code == 204
+    for method, path, options in (
+        ("GET", "", {}),
+        ("GET", "/file", {}),
+        ("DELETE", "", {}),
+        ("PATCH", "", {"headers": PATCH, "json": []}),
+        ("PUT", "/file", {"headers": OCTETS, "data": b"x"}),
+        ("GET", "/members", {}),
+        ("PUT", "/tags/x", {}),
+        ("POST", "/actions/deactivate", {}),
+        ("POST", "/members", {"json": {"member": "x"}}),
+    ):
+        assert call(stranger, method, f"/v2/images/{key}{path}", **options).status_code == 404, (method, path)
+    assert call(stranger, "GET", "/v2/images", params={"marker": key}).status_code == 404
+    assert call(stranger, "POST", "/v2/images", json={"id": key}).status_code == 409
+    assert key not in {image.id for image in stranger.image.images()}
+    assert call(owner, "GET", f"/v2/images/{key}/file").content == b"secret"
+    assert call(admin, "GET", f"/v2/images/{key}").status_code == 200
+
+
+def test_visibility_follows_its_rules(owner: Any, stranger: Any, admin: Any) -> None:
+    assert call(owner, "POST", "/v2/images", json={"visibility": "public"}).status_code == 403
+    public, community, hidden = (create(admin, visibility="public"), create(owner, visibility="community"),
+                                 create(owner, visibility="community", os_hidden=True))
+    listed = {image.id for image in stranger.image.images()}
+    assert public in listed
+    assert not {community, hidden} & listed
+    assert {image.id for image in stranger.image.images(visibility="community")} >= {community}
+    assert hidden in {image.id for image in owner.image.images(is_hidden=True)}
+    for key in (public, community):
+        assert call(stranger, "GET", f"/v2/images/{key}").status_code == 200
+        assert call(stranger, "DELETE", f"/v2/images/{key}").status_code == 403
+        assert call(stranger, "PUT", f"/v2/images/{key}/tags/x").status_code == 403
+
+
+def test_a_shared_image_is_listed_once_its_member_accepts(owner: Any, stranger: Any) -> None:
+    key, project = create(owner), stranger.current_project_id
+    assert call(stranger, "GET", f"/v2/images/{key}").status_code == 404
+    owner.image.add_member(key, member=project)
+    assert call(stranger, "GET", f"/v2/images/{key}").status_code == 200
+    assert key not in {image.id for image in stranger.image.images()}
+    assert (
+        call(owner, "PUT", f"/v2/images/{key}/members/{project}", json={"status": "accepted"}).status_code
+        == 403
+    )
+    stranger.image.update_member(project, key, status="accepted")
+    assert key in {image.id for image in stranger.image.images()}
+    assert call(stranger, "DELETE", f"/v2/images/{key}").status_code == 403
+    owner.image.remove_member(project, key, ignore_missing=False)
+    assert call(stranger, "GET", f"/v2/images/{key}").status_code == 404
+
+
+def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any) -> None:
+    reader = person(cloud, admin, "reader")
+    assert call(reader, "GET", "/v2/images").status_code == 200
+    assert call(reader, "POST", "/v2/images", json={}).status_code == 403
+    for headers in ({"X-Auth-Token": "nonsense"}, {"X-Auth-Token": ""}, {
+            "X-Auth-Token": "x", "X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}):
+        assert call(reader, "GET", "/v2/images", headers=headers).status_code == 401
+    assert requests.get(cloud.image_url, timeout=20).status_code == 300
+
+
+# Data
+
+
+def test_protected_deactivated_and_ranges(owner: Any, admin: Any) -> None:
+    key = create(owner, protected=True)
+    assert call(owner, "GET", f"/v2/images/{key}/file").status_code == 204
+    assert upload(owner, key, b"0123456789").status_code == 204
+    assert upload(owner, key, b"again").status_code == 409
+    for asked, status, data in (
+        ("bytes=2-4", 206, b"234"),
+        ("bytes=7-", 206, b"789"),
+        ("bytes=-3", 206, b"789"),
+        ("bytes=0-99", 200, b"0123456789"),
+        ("bytes=50-60", 416, None),
+    ):
+        answer = call(owner, "GET", f"/v2/images/{key}/file", headers={"Range": asked})
+        assert (answer.status_code, answer.content if data else None) == (status, data)
+    assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 403
+    assert call(admin, "POST", f"/v2/images/{key}/actions/deactivate").status_code == 204
+    assert call(owner, "GET", f"/v2/images/{key}/file").status_code == 403
+    assert call(admin, "GET", f"/v2/images/{key}/file").status_code == 200
+    assert call(admin, "POST", f"/v2/images/{key}/actions/reactivate").status_code == 204
+    unprotect = [{"op": "replace", "path": "/protected", "value": False}]
+    assert call(owner, "PATCH", f"/v2/images/{key}", headers=PATCH, json=unprotect).status_code == 200
+    assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
+
+
+def test_the_virtual_size_of_a_qcow2_is_read_and_rubbish_has_none(owner: Any) -> None:
+    def header(size: int) -> bytes:
+        return struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, size).ljust(MEGABYTE, b"\0")
+
+    for data, size in (
+        (header(5 * MEGABYTE), 5 * MEGABYTE),
+        (header(2**64 - 1), None),
+        (b"rubbish" * 9999, None),
+        (b"", None),
+    ):
+        key = create(owner, disk_format="qcow2")
+        assert upload(owner, key, data).status_code == 204
+        assert call(owner, "GET", f"/v2/images/{key}").json()["virtual_size"] == size
+
+
+def test_the_client_may_choose_the_id_once(owner: Any) -> None:
+    key = str(uuid.uuid4())
+    assert create(owner, id=key) == key
+    assert call(owner, "POST", "/v2/images", json={"id": key}).status_code == 409
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_too_large_an_upload_leaves_the_image_queued(cloud: Cloud, owner: Any, chunked: bool) -> None:
+    key, before = create(owner), files(cloud)
+    blocks = [b"x" * MEGABYTE] * 9
+    assert upload(owner, key, iter(blocks) if chunked else b"".join(blocks)).status_code == 413
+    assert (status_of(owner, key), files(cloud)) == ("queued", before)
+    assert upload(owner, key, b"".join(blocks[:8])).status_code == 204
+    assert call(owner, "GET", f"/v2/images/{key}").json()["size"] == LIMIT
+
+
+@pytest.mark.parametrize("framing", [
+    b"Content-Length: 1000000\r\n\r\nbeginning", b"Transfer-Encoding: chunked\r\n\r\n9\r\nbeginning\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"])
+def test_an_upload_that_breaks_off_leaves_the_image_queued(cloud: Cloud, owner: Any, framing: bytes) -> None:
+    key, before = create(owner), files(cloud)
+    with socket.create_connection(("127.0.0.1", cloud.image_port)) as line:
+        line.sendall(
+            b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+            b"X-Auth-Token: %s\r\n" % (key.encode(), owner.session.get_token().encode()) + framing
+        )
+        if framing.endswith(b"zz\r\n"):
+            assert line.recv(100).startswith(b"HTTP/1.1 400 ")
+        else:
+            until(lambda: status_of(owner, key) == "saving")
+    until(lambda: status_of(owner, key) == "queued")
+    assert files(cloud) == before
+    assert upload(owner, key, b"whole").status_code == 204
+
+
+def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> None:
+    key, before, gone, answers = create(owner), files(cloud), threading.Event(), []
+
+    def slowly() -> Iterator[bytes]:
+        yield b"x" * MEGABYTE
+        assert gone.wait(20)
+        yield b"y"
+
+    sender = threading.Thread(target=lambda: answers.append(upload(owner, key, slowly())))
+    sender.start()
+    until(lambda: status_of(owner, key) == "saving")
+    assert upload(owner, key, b"second").status_code == 409
+    assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
+    gone.set()
+    sender.join()
+    assert answers[0].status_code == 410
+    assert files(cloud) == before
+
+
+def test_kill_in_mid_upload_is_tidied_at_the_next_start(cloud: Cloud, owner: Any) -> None:
+    other = dataclasses.replace(cloud, folder=cloud.folder / "killed", image_port=free_port())
+    other.folder.mkdir()
+    headers = OCTETS | {"X-Auth-Token": owner.session.get_token()}
+    url = f"{other.image_url}/v2/images"
+    with other.image() as process:
+        made = requests.post(
+            url, headers=headers, json={"disk_format": "raw", "container_format": "bare"}, timeout=20
+        )
+        key = made.json()["id"]
+        line = socket.create_connection(("127.0.0.1", other.image_port))
+        line.sendall(
+            b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+            b"X-Auth-Token: %s\r\nContent-Length: 99\r\n\r\nxx"
+            % (key.encode(), headers["X-Auth-Token"].encode())
+        )
+        until(lambda: len(files(other)) == 1)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True
+        )
+        for pid in [process.pid, *map(int, children.stdout.split())]:
+            os.kill(pid, 9)
+        line.close()
+    with other.image():
+        assert requests.get(f"{url}/{key}", headers=headers, timeout=20).json()["status"] == "queued"
+        assert files(other) == set()
+
+
+def test_malformed_and_oversized_bodies_are_refused(owner: Any) -> None:
+    assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
+    assert call(owner, "POST", "/v2/images", data=b'{"a": "%s"}' % (b"x" * 300_000)).status_code == 413
+    assert upload(owner, "nothing", b"x").status_code == 404
+    assert call(owner, "PUT", f"/v2/images/{create(owner)}/file", json={}).status_code == 415

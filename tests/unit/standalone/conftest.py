@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both standalone applications in this process, each over a scratch database, driven through falcon's test
+client.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from falcon.testing import Result, TestClient
+
+from deploy.standalone.database import Database
+from deploy.standalone.identity import app as identity_app
+from deploy.standalone.identity import schema as identity_schema
+from deploy.standalone.identity.bootstrap import bootstrap
+from deploy.standalone.identity.gate import Gate
+from deploy.standalone.image import app as image_app
+from deploy.standalone.image import schema as image_schema
+from deploy.standalone.image.files import Files
+from deploy.standalone.image.shelf import Shelf
+
+PASSWORD = "correct horse"
+
+
+class Clock:
+    """A time that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Identity:
+    """The identity service; `request` is an admin's unless it brings another token."""
+
+    def __init__(self, database: Database) -> None:
+        self.clock = Clock()
+        self.client = TestClient(identity_app.build(Gate(database, timedelta(hours=12), self.clock)))
+
+    def login(self, scope: Any = None, **user: Any) -> Result:
+        person = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD} | user
+        auth: dict[str, Any] = {"identity": {"methods": ["password"], "password": {"user": person}}}
+        return self.authenticate(auth | ({} if scope is None else {"scope": scope}))
+
+    def authenticate(self, auth: Any) -> Result:
+        return self.client.simulate_post("/v3/auth/tokens", json={"auth": auth})
+
+    def request(self, method: str, path: str, token: str | None = None, **options: Any) -> Result:
+        headers = {"X-Auth-Token": token or self.token()} | options.pop("headers", {})
+        return self.client.simulate_request(method, path, headers=headers, **options)
+
+    def token(self) -> str:
+        answer = self.login({"project": {"name": "admin", "domain": {"id": "default"}}})
+        return str(answer.headers["X-Subject-Token"])
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Identity]:
+    database = Database(tmp_path_factory.mktemp("identity") / "identity.db", identity_schema.METADATA)
+    bootstrap(database, {"admin": PASSWORD, "kilonova": PASSWORD}, {"image": "http://127.0.0.1:9292"})
+    yield Identity(database)
+    database.close()
+
+
+class Images:
+    """The image service as keystonemiddleware lets it see a member of the project "mine"."""
+
+    def __init__(self, client: TestClient) -> None:
+        self._client = client
+
+    def request(self, method: str, path: str, **options: Any) -> Result:
+        headers = {"X-Identity-Status": "Confirmed", "X-Roles": "member,reader", "X-Project-Id": "mine"}
+        return self._client.simulate_request(
+            method, path, headers=headers | options.pop("headers", {}), **options
+        )
+
+    def create(self, **attributes: Any) -> str:
+        body = {"name": "image", "disk_format": "raw", "container_format": "bare"} | attributes
+        answer = self.request("POST", "/v2/images", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json["id"])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
+    folder: Path = tmp_path_factory.mktemp("image")
+    database = Database(folder / "images.db", image_schema.METADATA)
+    yield Images(TestClient(image_app.build(Shelf(database, Files(folder / "images", 1024)))))
+    database.close()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a token is worth as time goes by, and which roles it carries."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from deploy.standalone.identity import passwords
+from deploy.standalone.identity.tokens import implied
+
+PROJECT = {"project": {"name": "admin", "domain": {"id": "default"}}}
+
+
+@pytest.mark.parametrize(("held", "whole"), [
+    (set(), set()), ({"reader"}, {"reader"}), ({"manager"}, {"manager", "member", "reader"}),
+    ({"admin", "service"}, {"admin", "manager", "member", "reader", "service"})])
+def test_a_role_brings_those_that_it_implies(held: set[str], whole: set[str]) -> None:
+    assert implied(held) == whole
+
+
+def test_a_token_expires_and_its_descendants_with_it(identity: Any) -> None:
+    first = identity.login("unscoped")
+    assert first.json["token"]["expires_at"] == (identity.clock() + timedelta(hours=12)).strftime(
+        "%Y-%m-%dT%H:%M:%S.%fZ")
+    identity.clock.now += timedelta(hours=11, minutes=59)
+    exchange = {"identity": {"methods": ["token"], "token": {"id": first.headers["X-Subject-Token"]}},
+                "scope": PROJECT}
+    second = identity.authenticate(exchange)
+    assert second.json["token"]["expires_at"] == first.json["token"]["expires_at"]
+    assert second.json["token"]["methods"] == ["password", "token"]
+    assert second.json["token"]["audit_ids"][1] == first.json["token"]["audit_ids"][0]
+    secret = second.headers["X-Subject-Token"]
+    assert identity.request("GET", "/v3/auth/catalog", token=secret).status_code == 200
+    identity.clock.now += timedelta(minutes=1)
+    assert identity.request("GET", "/v3/auth/catalog", token=secret).status_code == 401
+    assert identity.authenticate(exchange).status_code == 401
+
+
+def test_an_application_credential_expires(identity: Any) -> None:
+    ends = (identity.clock() + timedelta(hours=1)).isoformat()
+    token = identity.token()
+    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": token}).json["token"]["user"][
+        "id"
+    ]
+    made = identity.request("POST", f"/v3/users/{me}/application_credentials", token=token, json={
+        "application_credential": {"name": "short", "expires_at": ends, "secret": "s"}})
+    login = {"identity": {"methods": ["application_credential"], "application_credential": {
+        "id": made.json["application_credential"]["id"], "secret": "s"}}}
+    issued = identity.authenticate(login)
+    assert issued.status_code == 201
+    identity.clock.now += timedelta(hours=2)
+    assert identity.authenticate(login).status_code == 401
+    assert (
+        identity.request("GET", "/v3/auth/catalog", token=issued.headers["X-Subject-Token"]).status_code
+        == 401
+    )
+
+
+def test_only_services_and_admins_validate_for_others(identity: Any) -> None:
+    subject = identity.token()
+    unscoped = identity.login("unscoped", name="kilonova").headers["X-Subject-Token"]
+    service = identity.login({"project": {"name": "service", "domain": {"name": "Default"}}}, name="kilonova")
+    asked = {"headers": {"X-Subject-Token": subject}}
+    assert identity.request("GET", "/v3/auth/tokens", token=unscoped, **asked).status_code == 403
+    seen = identity.request("GET", "/v3/auth/tokens", token=service.headers["X-Subject-Token"], **asked)
+    assert [service["type"] for service in seen.json["token"]["catalog"]] == ["image"]
+    bare = identity.request(
+        "GET", "/v3/auth/tokens?nocatalog", token=service.headers["X-Subject-Token"], **asked
+    )
+    assert "catalog" not in bare.json["token"]
+    assert identity.request("GET", "/v3/auth/tokens").status_code == 400
+
+
+def test_nobodys_password_matches_nothing() -> None:
+    stored = passwords.digest("right")
+    assert passwords.matches(stored, "right")
+    assert not passwords.matches(stored, "wrong")
+    assert not passwords.matches(None, "right")
+    assert "right" not in stored
