@@ -154,6 +154,15 @@ class Host:
             self._work.notify_all()
 
 
+def download(access: Access, image: str) -> Iterator[bytes]:
+    """An image's bytes; a token that is no longer accepted means that the command is sent again with a new one."""
+    from common.clients.image import Client
+    try:
+        yield from Client(access.url, cache_seconds=0).download(image, access.token)
+    except errors.Unauthorized as problem:
+        raise errors.Unavailable("the image service does not accept the token any more") from problem
+
+
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
     """The driver that the configuration names."""
     state = Path(conf.state_dir)
@@ -169,7 +178,6 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
-    from common.clients.image import download
     driver = make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)

@@ -96,6 +96,8 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
     except VerbFailed as problem:
         log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
         result = _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable)
+    except errors.Problem as problem:
+        result = _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
     except Exception as problem:
         if verb.do is _ensure_absent:
             log.exception("server %s could not be removed; it is tried again", command.server)

@@ -25,7 +25,8 @@ class Agent(Protocol):
 def serve(transport: Transport, host: str, agent: Agent) -> None:
     """Answer conductors and the API."""
     def do(commands: list[dict[str, Any]], access: Access | None) -> None:
-        agent.do([from_wire(Command, command) for command in commands], token)
+        agent.do([from_wire(Command, command) for command in commands],
+                 from_wire(Access, access) if access else None)
 
     def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return agent.query(verb, arguments)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from oslo_service import backend
+sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # futurist imports it wherever it finds it
+from oslo_service import backend  # noqa: E402
 
 backend.init_backend(backend.BackendType.THREADING)
 import oslo_messaging  # noqa: E402  # after the backend is chosen, see the docstring
@@ -103,4 +105,3 @@ def _tune(conf: cfg.ConfigOpts) -> None:
     for name, value in (("rabbit_retry_interval", 1), ("rabbit_retry_backoff", 1), ("rabbit_interval_max", 5),
                         ("kombu_reconnect_delay", 0.5), ("heartbeat_timeout_threshold", 30)):
         conf.set_default(name, value, group="oslo_messaging_rabbit")
-    conf.set_default("executor_thread_pool_size", 64)
