@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova config sample|check``: the sample is made from the list of options, so it is never out of date."""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from common import config
+
+HEAD = """# SPDX-License-Identifier: Apache-2.0
+# Kilonova's configuration: /etc/kilonova/kilonova.conf, readable by its services only.
+# Made by: kilonova config sample. Every option with its default; all may be left out.
+"""
+BROKER = """
+# RabbitMQ as oslo.messaging writes it; several nodes: rabbit://u:p@node1:5672,u:p@node2:5672/
+#transport_url = rabbit://kilonova:PASSWORD@127.0.0.1:5672/
+"""
+
+
+def sample(options: argparse.Namespace) -> int:
+    """Print the sample."""
+    print(text(), end="")
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Read the configuration; a wrong value is raised as ConfigError."""
+    config.load(options.config)
+    print("the configuration is fine")
+    return 0
+
+
+def text() -> str:
+    """The whole sample."""
+    parts = [HEAD]
+    for group, listed in config.OPTIONS.items():
+        parts.append(f"\n[{group}]\n")
+        if group == "DEFAULT":
+            parts.append(BROKER)
+        parts += ["\n" + "\n".join(_lines(option)) + "\n" for option in listed]
+    return "".join(parts)
+
+
+def _lines(option: cfg.Opt) -> Iterator[str]:
+    yield f"# {option.help}"
+    allowed = _allowed(option)
+    if allowed:
+        yield f"# Allowed: {allowed}"
+    default = option.sample_default if option.sample_default is not None else option.default
+    shown = ", ".join(default) if isinstance(default, list) else "" if default is None else default
+    yield f"#{option.dest} = {shown}".rstrip()
+
+
+def _allowed(option: cfg.Opt) -> str:
+    choices = getattr(option.type, "choices", None)
+    if choices:
+        return ", ".join(map(str, choices))
+    low, high = getattr(option.type, "min", None), getattr(option.type, "max", None)
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    return f"{low} and more" if low is not None else ""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova doctor``: the oracle, on a live cloud, read only.
+
+It checks the records (``common.store.doctor``) and asks every host that is up what really runs there. A
+finding counts when it is there twice, some seconds apart: work that is under way may show one half of itself.
+The tests judge by the same code.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from common import config, errors
+from common.store import doctor as oracle
+from common.store import services, upgrades
+from common.store.doctor import Finding
+from common.store.engine import Store
+
+PAUSE = 3.0     # seconds between the two looks; longer than any one transaction
+Domains = Mapping[str, Mapping[str, int]]
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the findings; 0 when there are none."""
+    conf = config.load(options.config)
+    store = Store(conf.database.url)
+    upgrades.check(store)
+    silent: list[str] = []
+    ask: Callable[[], Domains] = dict
+    if not options.no_hosts:
+        from common.rpc import agent
+        from common.rpc.transport import Transport
+        transport = Transport(conf)
+        client = agent.Client(transport)
+        ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
+    found = findings(store, ask)
+    store.close()
+    if options.json:
+        print(json.dumps([{"invariant": one.invariant, "subject": one.subject, "text": one.text} for one in found]))
+    else:
+        for one in found:
+            print(f"{one.invariant}: {one.subject}: {one.text}")
+        print(f"{len(found)} findings" if found else "all is well")
+    for host in sorted(set(silent)):
+        print(f"host {host} did not answer: what runs there is not checked", file=sys.stderr)
+    return 1 if found else 0
+
+
+def findings(store: Store, ask: Callable[[], Domains], pause: float = PAUSE) -> list[Finding]:
+    """What is found at two looks, ``pause`` seconds apart."""
+    first = _look(store, ask())
+    if not first:
+        return []
+    time.sleep(pause)
+    return sorted(first & _look(store, ask()))
+
+
+def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
+              silent: list[str]) -> Domains:
+    """What each host that is up says it runs; those that do not answer are added to ``silent``."""
+    answers = {}
+    for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
+        if not row.up:
+            silent.append(row.host)
+            continue
+        try:
+            answers[row.host] = query(row.host, "domains", {})["domains"]
+        except errors.Unavailable:
+            silent.append(row.host)
+    return answers
+
+
+def _look(store: Store, domains: Domains) -> set[Finding]:
+    return set(store.read(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx)]))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova status``: services, actions in hand, what is stuck, what hosts owe."""
+from __future__ import annotations
+
+import argparse
+
+from common import config
+from common.clock import iso
+from common.store import doctor, services, upgrades
+from common.store.engine import Store
+
+LONGEST = 20     # lines of a list that are shown
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print it; 1 when a service is down."""
+    store = Store(config.load(options.config).database.url)
+    upgrades.check(store)
+    rows = store.read(services.list_all)
+    ages = store.read(doctor.ages)
+    store.close()
+    print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
+    for row in rows:
+        state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
+        print(f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
+              f"{iso(row.seen_at) or 'never'}")
+    for title, waiting in ages.items():
+        print(f"\n{title}: {len(waiting)}")
+        for server, what, seconds in waiting[:LONGEST]:
+            print(f"  {server}  {what}  for {seconds:.0f} s")
+    return 0 if all(row.up or row.forced_down for row in rows) else 1

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's command: what it prints and the status it ends with."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common import config
+from common.store import doctor, upgrades
+from common.store.engine import Store
+from deploy.cli.config import text
+from deploy.cli.doctor import ask_hosts, findings
+from deploy.cli.main import COMMANDS, main, parser
+
+SAMPLE = Path(__file__).resolve().parents[3] / "deploy/samples/kilonova.conf"
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "kilonova.conf"
+    path.write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
+    return path
+
+
+def test_sample_in_the_repository_is_what_the_command_prints() -> None:
+    assert SAMPLE.read_text() == text(), "run: kilonova config sample > deploy/samples/kilonova.conf"
+
+
+def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path) -> None:
+    for options in config.OPTIONS.values():
+        for option in options:
+            assert f"#{option.dest} =" in text()
+    lines = [line[1:] if line.startswith("#") and " = " in line and not line.startswith("# ") else line
+             for line in text().splitlines()]
+    path = tmp_path / "all.conf"
+    path.write_text("\n".join(line for line in lines if "the host's name" not in line and not line.endswith("=")))
+    config.load(str(path))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
+    import importlib
+    options = parser().parse_args(words)
+    assert callable(getattr(importlib.import_module(options.module), options.function))
+
+
+def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(conf), "database", "version"]) == 1
+    assert main(["--config", str(conf), "database", "upgrade"]) == 0
+    assert main(["--config", str(conf), "database", "upgrade"]) == 0
+    assert main(["--config", str(conf), "database", "version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "was empty" in lines[1] and "already" in lines[2]
+
+
+def test_status_and_doctor_refuse_an_empty_database(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["status"], ["doctor", "--no-hosts"]):
+        assert main(["--config", str(conf), *command]) == 1
+        assert "kilonova database upgrade" in capsys.readouterr().err
+
+
+def test_doctor_of_an_empty_cloud_finds_nothing(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--config", str(conf), "database", "upgrade"])
+    assert main(["--config", str(conf), "doctor", "--no-hosts"]) == 0
+    assert capsys.readouterr().out.endswith("all is well\n")
+
+
+def test_wrong_value_is_refused_with_the_options_name(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf.write_text("[api]\nport = 99999\n")
+    assert main(["--config", str(conf), "config", "check"]) == 1
+    assert "port" in capsys.readouterr().err
+
+
+def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrades.upgrade(store)
+    looks = [{"h1": {"s": 1}}, {}]
+    assert findings(store, lambda: looks.pop(0), pause=0) == []
+    steady = findings(store, lambda: {"h1": {"s": 1}, "h2": {"s": 1}}, pause=0)
+    assert doctor.Finding("two-domains", "s", "runs on h1, h2") in steady
+    silent: list[str] = []
+    assert ask_hosts(store, lambda host, verb, arguments: {}, silent) == {} and silent == []
+    store.close()
