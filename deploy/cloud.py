@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud on this machine: its folders, ports, secrets, configuration and processes.
+
+Used by deploy/commands/{up,down}.py and by tests/e2e. Several clouds can run side by side: each has its home
+(KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is written. ``kill("conductor")``
+is kill -9, after which the supervisor starts it again; ``stop`` keeps it down until ``start``.
+"""
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deploy import supervise
+from deploy.broker import USER as BROKER_USER
+from deploy.broker import Broker
+from deploy.environment import VENV
+from deploy.packages import ROOT
+from deploy.progress import Failure, wait
+from deploy.servers import answers
+
+HOME = Path("/var/lib/kilonova-up")
+SERVICES = ("api", "conductor", "scheduler", "agent")
+PASSWORDS = ("admin", "kilonova", "demo", "broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where things listen, on 127.0.0.1; the broker also takes the two after its own."""
+
+    identity: int = 5000
+    image: int = 9292
+    api: int = 8774
+    broker: int = 5682        # beside a RabbitMQ that may run on its usual ports
+
+    @classmethod
+    def from_base(cls, base: int) -> Ports:
+        """Six ports in a row."""
+        return cls(base, base + 1, base + 2, base + 3)
+
+    def taken(self) -> dict[str, int]:
+        """Every port with what it is for."""
+        return {"identity": self.identity, "image": self.image, "api": self.api, "broker": self.broker,
+                "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Everything follows from these few facts.
+
+    ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the driver
+    libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own broker and SQLite.
+    """
+
+    home: Path = HOME
+    ports: Ports = field(default_factory=Ports)
+    hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
+    driver: str = "libvirt"
+    broker_url: str | None = None
+    database_url: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> Cloud:
+        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
+        cloud = cls(home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(),
+                    driver=os.environ.get("KILONOVA_DRIVER", "libvirt"),
+                    broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
+                    database_url=os.environ.get("KILONOVA_DATABASE_URL"))
+        base = os.environ.get("KILONOVA_PORT_BASE")
+        if base is None:
+            return cloud
+        if not base.isdecimal() or not 1024 <= int(base) <= 65000:
+            raise Failure(f"KILONOVA_PORT_BASE is {base!r}.", "Give a number from 1024 to 65000.")
+        return replace(cloud, ports=Ports.from_base(int(base)))
+
+    # --- where things are ---
+    @property
+    def run(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def clouds_yaml(self) -> Path:
+        return self.home / "clouds.yaml"
+
+    @property
+    def identity_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.identity}/v3"
+
+    @property
+    def image_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.image}"
+
+    @property
+    def api_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.api}/v2.1"
+
+    @property
+    def broker(self) -> Broker:
+        """The own node; its password is made by ``prepare``."""
+        return Broker(self.home / "broker", self.ports.broker, self.password("broker"))
+
+    def config(self, host: str | None = None) -> Path:
+        """The configuration file of the processes, or of another host's agent."""
+        return self.home / "etc" / ("kilonova.conf" if host in (None, self.hosts[0]) else f"{host}.conf")
+
+    def log(self, name: str) -> Path:
+        return self.home / "log" / f"{name}.log"
+
+    def secret(self, name: str) -> Path:
+        """The file with one of ``PASSWORDS``."""
+        return self.home / "secrets" / name
+
+    def password(self, name: str) -> str:
+        """One of ``PASSWORDS``."""
+        return self.secret(name).read_text().strip()
+
+    @property
+    def identity_db(self) -> Path:
+        return self.home / "data/identity.db"
+
+    def libvirt_folder(self, number: int) -> Path:
+        return self.home / (f"libvirt-{number}" if number > 1 else "libvirt")
+
+    # --- made once ---
+    def prepare(self) -> None:
+        """Folders, secrets and configuration; what exists stays, but for the configuration, which follows
+        from the facts above."""
+        for name in ("etc", "secrets", "data", "log", "run", "image", "state"):
+            (self.home / name).mkdir(parents=True, exist_ok=True)
+        for name in ("etc", "secrets", "data", "state"):
+            (self.home / name).chmod(0o700)
+        for name in PASSWORDS:
+            path = self.secret(name)
+            if not path.exists():
+                write_secret(path, secrets.token_urlsafe(24) if name != "broker" else secrets.token_hex(16))
+        for number, host in enumerate(self.hosts, 1):
+            write_secret(self.config(host), self._config_text(host, number))
+        write_secret(self.clouds_yaml, self._clouds_text())
+        if self.broker_url is None:
+            self.broker.prepare()
+
+    def _config_text(self, host: str, number: int) -> str:
+        from deploy.libvirtd import uri
+        state = self.home / "state" if number == 1 else self.home / f"state-{number}"
+        state.mkdir(exist_ok=True)
+        database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
+        sections: dict[str, dict[str, object]] = {
+            "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url},
+            "database": {"url": database},
+            "api": {"host": "127.0.0.1", "port": self.ports.api},
+            "agent": {"driver": self.driver, "libvirt_uri": uri(self.libvirt_folder(number))},
+            "identity": {"auth_url": self.identity_url, "password": self.password("kilonova")},
+        }
+        head = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
+        return head + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
+                                for name, options in sections.items())
+
+    def _clouds_text(self) -> str:
+        """JSON is YAML: nothing needs quoting rules of its own."""
+        def entry(user: str, project: str) -> dict[str, object]:
+            auth = {"auth_url": self.identity_url, "username": user, "password": self.password(user),
+                    "project_name": project, "user_domain_name": "Default", "project_domain_name": "Default"}
+            return {"auth": auth, "region_name": "RegionOne", "identity_api_version": 3}
+        return json.dumps({"clouds": {"kilonova": entry("demo", "demo"), "kilonova-admin": entry("admin", "admin")}},
+                          indent=1) + "\n"
+
+    # --- processes ---
+    def programs(self) -> list[supervise.Program]:
+        """All processes in the order of their start."""
+        made = []
+        if self.broker_url is None:
+            made += [self._program("epmd", self.broker.mapper_command(), self.broker.environment, BROKER_USER),
+                     self._program("rabbitmq", self.broker.command(), self.broker.environment, BROKER_USER)]
+        if self.driver == "libvirt":
+            made += [self._program(_numbered("libvirtd", number), [
+                sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(self.libvirt_folder(number))])
+                for number, _ in enumerate(self.hosts, 1)]
+        python = str(VENV / "bin/python")
+        made += [
+            self._program("identity", [python, "-m", "deploy.standalone.identity", "serve", "--bind",
+                                       f"127.0.0.1:{self.ports.identity}", "--db", str(self.identity_db)]),
+            self._program("image", [python, "-m", "deploy.standalone.image", "serve", "--bind",
+                                    f"127.0.0.1:{self.ports.image}", "--data", str(self.home / "image"), "--auth-url",
+                                    self.identity_url, "--password-file", str(self.secret("kilonova"))])]
+        made += [self._program(name, [str(VENV / f"bin/kilonova-{name}")], self._environment(None))
+                 for name in SERVICES]
+        made += [self._program(_numbered("agent", number), [str(VENV / "bin/kilonova-agent")], self._environment(host))
+                 for number, host in enumerate(self.hosts, 1) if number > 1]
+        return made
+
+    def _program(self, name: str, command: list[str], env: dict[str, str] | None = None,
+                 user: str | None = None) -> supervise.Program:
+        cwd = self.broker.folder if user else ROOT
+        return supervise.Program(name, command, str(self.log(name)), str(cwd), env or self._environment(None), user)
+
+    def _environment(self, host: str | None) -> dict[str, str]:
+        """Only what the processes need: no proxy, for everything that they call is on this machine."""
+        return {"PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8",
+                "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(self.config(host))}
+
+    def launch(self) -> None:
+        """Start the supervisor, or tell a running one to read the list again."""
+        for marker in self.run.glob("*.down"):
+            marker.unlink()
+        same = (self.run / "processes.json").exists() and supervise.read(self.run) == self.programs()
+        supervise.write(self.run, self.programs())
+        pid = self.supervisor()
+        if pid is not None:
+            if not same:
+                os.kill(pid, signal.SIGHUP)
+            return
+        with self.log("supervise").open("ab") as log:
+            subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(self.run)], cwd=ROOT,
+                             start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                             env=self._environment(None))
+        wait(lambda: self.supervisor() is not None, 10, "The supervisor does not start",
+             f"See {self.log('supervise')}.")
+
+    def supervisor(self) -> int | None:
+        """The process id of the supervisor when it runs: it holds its lock as long as it lives."""
+        try:
+            with (self.run / "supervise.lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return None
+        except BlockingIOError:
+            text = (self.run / "supervise.lock").read_text().strip()
+            return int(text) if text else None
+        return None
+
+    def pid(self, name: str) -> int | None:
+        """Of the running process, or None."""
+        try:
+            return int((self.run / f"{name}.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to the process and return its id; after a death the supervisor starts another."""
+        pid = self.pid(name)
+        if pid is None:
+            raise Failure(f"{name} does not run.", f"See {self.log('supervise')}.")
+        os.kill(pid, number)
+        return pid
+
+    def stop(self, name: str, seconds: float = 30) -> None:
+        """End the process and keep it down."""
+        (self.run / f"{name}.down").touch()
+        wait(lambda: self.pid(name) is None, seconds, f"{name} does not stop", f"See {self.log(name)}.")
+
+    def start(self, name: str, seconds: float = 30) -> int:
+        """Let the process run again; returns its id."""
+        (self.run / f"{name}.down").unlink(missing_ok=True)
+        wait(lambda: self.pid(name) is not None, seconds, f"{name} does not start", f"See {self.log(name)}.")
+        return self.pid(name) or 0
+
+    def restart(self, name: str) -> int:
+        """Stop and start."""
+        self.stop(name)
+        return self.start(name)
+
+    def shut_down(self, seconds: float = 120) -> bool:
+        """Stop everything; False when nothing ran."""
+        pid = self.supervisor()
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        wait(lambda: self.supervisor() is None, seconds, "The processes do not stop",
+             f"See {self.log('supervise')}; kill process {pid} by hand.")
+        return True
+
+    def purge(self) -> None:
+        """Remove the home with all data.
+
+        Raises:
+            Failure: the folder is not the home of a cloud, or the cloud runs.
+        """
+        if self.supervisor() is not None or not (self.home / "secrets/broker").exists():
+            raise Failure(f"{self.home} is not the home of a stopped cloud; nothing is removed.",
+                          "See whether KILONOVA_HOME is right.")
+        shutil.rmtree(self.home)
+
+    # --- readiness ---
+    def await_broker(self, seconds: float = 90) -> None:
+        """Until the own node takes connections."""
+        if self.broker_url is None:
+            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer",
+                 f"See {self.log('rabbitmq')}.")
+
+    def await_http(self, name: str, url: str, seconds: float = 60) -> None:
+        """Until this URL answers anything but a server error."""
+        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}",
+             f"See {self.log(name)}.")
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A file that only its owner may read, replaced as a whole."""
+    part = path.with_name(path.name + ".new")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def http_answers(url: str) -> bool:
+    """Does a service stand behind this URL? Never through a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(url, timeout=5).close()
+    except urllib.error.HTTPError as answer:
+        return answer.code < 500
+    except OSError:
+        return False
+    return True
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/up``: from an empty Debian 12 to a running guest, in fourteen steps that may be repeated.
+
+The first three run on the system's Python and make the virtual environment; the rest runs in it. What to set
+in the environment is said by ``Cloud.from_environment``. Nothing is asked.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy import environment, packages
+from deploy.cloud import Cloud
+from deploy.environment import VENV
+from deploy.preflight import check
+from deploy.progress import Failure, main, run, say, steps
+
+TOTAL, CONTINUED = 14, "--continued"
+Step = tuple[str, Callable[[], str | None]]
+
+
+def begin(cloud: Cloud) -> int:
+    """Steps 1 to 3, then the others in the virtual environment."""
+    log = Path(tempfile.gettempdir()) / "kilonova-up.log"
+    steps([("Look before touching anything", lambda: check(cloud)),
+           ("Debian packages", lambda: packages.install(packages.for_up(), log)),
+           ("Python environment", lambda: environment.make(environment.RUNTIME, log))], total=TOTAL)
+    sys.stdout.flush()
+    done = subprocess.run([environment.PYTHON, "-m", "deploy.commands.up", CONTINUED], check=False,
+                          stdin=subprocess.DEVNULL, env=os.environ)
+    return done.returncode
+
+
+def go_on(cloud: Cloud) -> int:
+    """Steps 4 to 14."""
+    from deploy.seed import Seed
+    seed = Seed(cloud)
+    table: list[Step] = [
+        ("Folders, secrets and configuration", lambda: _prepare(cloud)),
+        ("Database", lambda: _upgrade(cloud)),
+        ("First rows of the identity service", lambda: _bootstrap(cloud)),
+        ("Processes", lambda: _launch(cloud)),
+        ("Services answer", lambda: _await_services(cloud)),
+        ("Host", seed.host),
+        ("Flavors", seed.flavors),
+        ("User and project", seed.tenant),
+        ("Tiny image", seed.image),
+        ("First server, through the public API", seed.server),
+        ("What the guest says", seed.console),
+    ]
+    steps(table, first=4)
+    say(f"""
+It works. How to go on:
+  export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
+  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1
+  openstack --os-cloud kilonova server list
+  openstack --os-cloud kilonova server create --flavor m1.nano --image tiny --nic none --wait second
+  openstack --os-cloud kilonova-admin compute service list
+Logs are in {cloud.home}/log; stop everything with ./deploy/down""")
+    return 0
+
+
+def _prepare(cloud: Cloud) -> str:
+    cloud.prepare()
+    return f"below {cloud.home}"
+
+
+def _upgrade(cloud: Cloud) -> str:
+    return run([VENV / "bin/kilonova", "database", "upgrade"], "If an upgrade failed, the database is as before.",
+               env={"KILONOVA_CONF": str(cloud.config())}, log=cloud.log("database")).strip()
+
+
+def _bootstrap(cloud: Cloud) -> None:
+    endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url}
+    command: list[str | Path] = [VENV / "bin/python", "-m", "deploy.standalone.identity", "bootstrap",
+                                 "--db", cloud.identity_db, "--admin-password-file", cloud.secret("admin"),
+                                 "--service-password-file", cloud.secret("kilonova")]
+    for kind, url in endpoints.items():
+        command += ["--endpoint", f"{kind}={url}"]
+    run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
+
+
+def _launch(cloud: Cloud) -> str:
+    running = cloud.supervisor() is not None
+    cloud.launch()
+    cloud.await_broker()
+    return "run already" if running else ", ".join(program.name for program in cloud.programs())
+
+
+def _await_services(cloud: Cloud) -> str:
+    began = time.monotonic()
+    for name, url in (("identity", cloud.identity_url), ("image", cloud.image_url), ("api", cloud.api_url + "/")):
+        cloud.await_http(name, url)
+    return f"identity, image and compute API after {time.monotonic() - began:.1f} s"
+
+
+def command(arguments: list[str]) -> int:
+    """Parse the command line."""
+    if arguments not in ([], [CONTINUED]):
+        raise Failure(f"./deploy/up takes no arguments: {' '.join(arguments)}",
+                      "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see README.md.")
+    cloud = Cloud.from_environment()
+    return go_on(cloud) if arguments else begin(cloud)
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

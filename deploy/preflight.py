@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at before anything is changed: root, system, disk, memory, ports, neighbours, proxy.
+
+Used by deploy/commands/up.py. ``check`` raises what must be put right first and returns notes on what was
+found and will be left alone.
+"""
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from deploy.cloud import Cloud
+from deploy.progress import Failure
+from deploy.servers import answers
+
+DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 60
+FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
+
+
+def check(cloud: Cloud) -> str:
+    """All checks; returns the notes.
+
+    Raises:
+        Failure: of the first that does not hold.
+    """
+    _machine()
+    _space(cloud)
+    notes = []
+    if cloud.supervisor() is not None:
+        notes.append("this cloud runs already")
+    else:
+        _ports(cloud)
+    notes += _neighbours(cloud)
+    if not Path("/run/systemd/system").is_dir():
+        notes.append("no systemd here, which is fine")
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") and value for name, value in os.environ.items()):
+        notes.append("a proxy is set: used for downloads, not for 127.0.0.1")
+    return "\n        ".join(notes)
+
+
+def _machine() -> None:
+    if os.geteuid() != 0:
+        raise Failure("This must run as root: it installs packages and drives libvirt.", "Run it with sudo.")
+    if platform.machine() != "x86_64":
+        raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")
+    if shutil.which("apt-get") is None:
+        raise Failure("There is no apt-get here.", "Take Debian 12.")
+
+
+def _space(cloud: Cloud) -> None:
+    if len(str(cloud.home)) > LONGEST_HOME:
+        raise Failure(f"KILONOVA_HOME has {len(str(cloud.home))} letters; sockets below it allow {LONGEST_HOME}.",
+                      "Choose a shorter path.")
+    there = next(folder for folder in (cloud.home, *cloud.home.parents) if folder.exists())
+    free = shutil.disk_usage(there).free / 2 ** 30
+    if free < DISK_GB:
+        raise Failure(f"{there} has {free:.1f} GiB free; {DISK_GB} are needed.",
+                      "Make room, or set KILONOVA_HOME to a folder on another disk.")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    memory = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) // 1024
+    if memory < MEMORY_MB and cloud.supervisor() is None:
+        raise Failure(f"{memory} MiB of memory are available; {MEMORY_MB} are needed.",
+                      "Stop other programs, or take a larger machine.")
+
+
+def _ports(cloud: Cloud) -> None:
+    taken = {name: port for name, port in cloud.ports.taken().items()
+             if answers(port) and not (cloud.broker_url and name.startswith("broker"))}
+    if taken:
+        listed = ", ".join(f"{port} ({name})" for name, port in taken.items())
+        raise Failure(f"Other programs listen on ports that are needed: {listed}.",
+                      "See who with 'ss -ltnp'; stop it, or set KILONOVA_PORT_BASE to the first of six free ports.")
+
+
+def _neighbours(cloud: Cloud) -> list[str]:
+    found = [name for port, name in FOREIGN if answers(port)]
+    if Path("/run/libvirt/libvirt-sock").exists() and _runs("libvirtd"):
+        found.append("libvirtd")
+    return [f"a {name} of somebody else runs and is left untouched" for name in dict.fromkeys(found)]
+
+
+def _runs(program: str) -> bool:
+    """Does a process of this name run outside of any cloud of ours?"""
+    done = subprocess.run(["pidof", program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    own = os.readlink("/proc/self/ns/mnt")
+    return any(_mounts_of(pid) == own for pid in done.stdout.split())
+
+
+def _mounts_of(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
