@@ -57,7 +57,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     if others:
         tx.execute(sa.update(heartbeats).where(heartbeats.c.binary != COMPUTE, heartbeats.c.host.in_(others),
                                                heartbeats.c.seen_at < limit).values(up=False))
-    return ([] if doubtful else computes), doubtful
+    return ([] if doubtful else sorted(computes)), doubtful
 
 
 def _joined() -> sa.Select[Any]:

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One suite for the store on SQLite, PostgreSQL and MariaDB: what the engine relies on, under real races."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from common import errors, ids, states
+from common.clock import SECOND, Clock
+from common.context import RequestContext
+from common.models import HostInventory
+from common.store import actions, allocations, doctor, guests, hosts, schema, services, upgrades
+from common.store.engine import Store, for_update, insert_ignore, now
+from tests.workflows.simulator import Cloud, Time
+
+USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
+RATIOS = {"VCPU": 1.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    upgrades.upgrade(store)
+    yield store
+    store.close()
+
+
+class Realtime(Time):
+    """The simulator's clock where the database keeps its own."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def pass_by(self, seconds: float) -> None:
+        pass
+
+
+def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Run ``work(n)`` in ``count`` threads that begin together; returns results or the Problems raised."""
+    start = threading.Barrier(count)
+
+    def one(number: int) -> Any:
+        start.wait()
+        try:
+            return work(number)
+        except errors.Problem as problem:
+            return problem
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def new_host(store: Store, name: str, vcpus: int = 10) -> None:
+    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000), RATIOS))
+
+
+def active_server(store: Store) -> str:
+    """A server with a guest, made by the real workflow."""
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    server = cloud.create()[0]
+    cloud.settle()
+    return server
+
+
+def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
+    assert upgrades.upgrade(store) == (upgrades.newest(), upgrades.newest())
+    upgrades.check(store)
+    assert store.read(lambda tx: compare_metadata(MigrationContext.configure(tx), schema.metadata)) == []
+
+
+def test_a_database_of_another_version_is_refused(database_url: str) -> None:
+    empty = Store(database_url)
+    with pytest.raises(errors.Problem, match="kilonova database upgrade"):
+        upgrades.check(empty)
+    empty.close()
+
+
+def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:
+    def twice(tx: sa.Connection) -> tuple[int, int]:
+        first = tx.scalar(sa.select(now()))
+        time.sleep(0.05)
+        return first, tx.scalar(sa.select(now()))
+    first, second = store.write(twice)
+    assert second - first >= 0.04 * SECOND
+    assert abs(first / SECOND - time.time()) < 5
+
+
+def test_a_whole_life(store: Store) -> None:
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    server = cloud.create()[0]
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    for ask, state in ((("os-stop", None), states.STOPPED), (("os-start", None), states.ACTIVE),
+                       (("reboot", "HARD"), states.ACTIVE), (("delete", None), states.DELETED)):
+        cloud.ask(server, *ask)
+        cloud.settle()
+        assert cloud.show(server).vm_state == state
+    assert cloud.findings() == []
+    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.allocations))) == 0
+
+
+def test_claims_never_exceed_capacity(store: Store) -> None:
+    new_host(store, "h1")
+
+    def claim(number: int) -> str | None:
+        wish = allocations.Wish(ids.new(), "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, ["h1"])
+
+        def work(tx: sa.Connection) -> str | None:
+            allocations.claim(tx, [wish])
+            if wish.host:
+                guests.add(tx, [{"server_id": wish.consumer, "host": wish.host, "fence": 1}])
+            return wish.host
+        return store.write(work)
+    got = in_parallel(24, claim)
+    assert got.count("h1") == 10
+    assert got.count(None) == 14
+    used = store.read(lambda tx: tx.scalar(sa.select(sa.func.sum(schema.allocations.c.used)).where(
+        schema.allocations.c.resource_class == "VCPU")))
+    assert int(used) == 10
+
+
+def test_a_claim_respects_reserved_and_units(store: Store) -> None:
+    new_host(store, "h1")
+    store.write(lambda tx: tx.execute(sa.update(schema.inventories).where(
+        schema.inventories.c.resource_class == "VCPU").values(reserved=4, max_unit=3)))
+
+    def claim(vcpus: int) -> str | None:
+        wish = allocations.Wish(ids.new(), "project", "user", {"VCPU": vcpus}, ["h1"])
+        store.write(lambda tx: allocations.claim(tx, [wish]))
+        return wish.host
+    assert [claim(4), claim(3), claim(3), claim(1)] == [None, "h1", "h1", None]
+
+
+def test_one_of_many_racing_actions_takes_the_server(store: Store) -> None:
+    server = active_server(store)
+    row = states.action("os-stop")
+    assert row is not None
+    results = in_parallel(12, lambda number: store.write(
+        lambda tx: actions.begin(tx, row, server, context=USER, project_id="project")))
+    assert sum(isinstance(result, str) for result in results) == 1
+    assert {type(result) for result in results if not isinstance(result, str)} == {errors.WrongState}
+    assert store.read(doctor.check) == []
+
+
+def test_deletes_race_with_everything(store: Store) -> None:
+    server = active_server(store)
+    rows = [states.action("delete"), states.action("os-stop"), states.action("reboot", "HARD")]
+    in_parallel(9, lambda number: store.write(
+        lambda tx: actions.begin(tx, rows[number % 3], server, context=USER, project_id="project")))  # type: ignore
+    assert store.read(doctor.check) == []
+    live = store.read(lambda tx: tx.execute(sa.select(schema.actions).where(
+        schema.actions.c.state.in_(actions.LIVE))).all())
+    assert [action.name for action in live] == ["delete"]
+
+
+def test_a_foreign_or_unknown_server_is_not_found(store: Store) -> None:
+    server = active_server(store)
+    row = states.action("os-stop")
+    assert row is not None
+    for wanted, project in ((server, "another"), (ids.new(), "project"), (ids.new(), None)):
+        with pytest.raises(errors.NotFound, match=f"Instance {wanted} could not be found."):
+            store.write(lambda tx, wanted=wanted, project=project: actions.begin(
+                tx, row, wanted, context=USER, project_id=project))
+
+
+def test_conductors_take_each_action_once(store: Store) -> None:
+    cloud = Cloud(store, Realtime())
+    cloud.create(40)
+    taken = in_parallel(4, lambda number: [row.id for row in store.write(
+        lambda tx: actions.take(tx, f"c{number}/1", {"create": 1}, 20))])
+    everything = [action for some in taken for action in some]
+    assert len(everything) == len(set(everything))
+    rest = store.write(lambda tx: actions.take(tx, "c9/1", {"create": 1}, 100))
+    assert len(everything) + len(rest) == 40
+
+
+def test_an_older_conductor_leaves_a_newer_workflow_alone(store: Store) -> None:
+    cloud = Cloud(store, Realtime())
+    cloud.create()
+    store.write(lambda tx: tx.execute(sa.update(schema.actions).values(version=2)))
+    assert store.write(lambda tx: actions.take(tx, "c1/1", {"create": 1}, 10)) == []
+    assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
+
+
+def test_transactions_that_deadlock_run_again(store: Store) -> None:
+    for name in ("a", "b"):
+        store.write(lambda tx, name=name: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0}))
+    tries: list[int] = []
+    both = threading.Barrier(2)
+
+    def opposed(number: int) -> None:
+        names = ["a", "b"] if number else ["b", "a"]
+        first = [True]
+
+        def work(tx: sa.Connection) -> None:
+            tries.append(number)
+            for name in names:
+                tx.execute(for_update(sa.select(schema.projects).where(schema.projects.c.id == name))).one()
+                if first.pop() if first else False:
+                    if store.dialect_name != "sqlite":
+                        both.wait(timeout=10)
+            tx.execute(sa.update(schema.projects).where(schema.projects.c.id.in_(names)).values(
+                quota_seq=schema.projects.c.quota_seq + 1))
+        store.write(work)
+    assert in_parallel(2, opposed) == [None, None]
+    assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
+    assert len(tries) == (2 if store.dialect_name == "sqlite" else 3)
+
+
+def test_a_failing_transaction_leaves_nothing(store: Store) -> None:
+    def work(tx: sa.Connection) -> None:
+        insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 0})
+        raise errors.Conflict("no")
+    with pytest.raises(errors.Conflict):
+        store.write(work)
+    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.projects))) == 0
+
+
+def test_insert_ignore_keeps_the_row_that_is_there(store: Store) -> None:
+    store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 1}))
+    store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "x", "quota_seq": 7}))
+    assert store.read(lambda tx: tx.scalar(sa.select(schema.projects.c.quota_seq))) == 1
+
+
+def test_a_debt_is_struck_only_under_its_own_or_a_later_fence(store: Store) -> None:
+    server = active_server(store)
+    host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
+    store.write(lambda tx: guests.owe(tx, server, 5))
+    assert store.write(lambda tx: guests.pay(tx, [(server, host, 4)])) == set()
+    assert store.write(lambda tx: guests.pay(tx, [(server, "elsewhere", 5)])) == set()
+    assert store.write(lambda tx: guests.pay(tx, [(server, host, 5)])) == {server}
+    for table in (schema.guests, schema.allocations, schema.consumers):
+        assert store.read(lambda tx, table=table: tx.scalar(sa.select(sa.func.count()).select_from(table))) == 0
+
+
+def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
+    for number in range(10):
+        new_host(store, f"h{number}")
+
+    def silent(names: list[str], seconds: int) -> None:
+        store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).where(
+            schema.heartbeats.c.host.in_(names)).values(seen_at=now() - seconds * SECOND)))
+    silent(["h1"], 20)
+    assert store.write(lambda tx: services.judge(tx, 30)) == ([], False)
+    silent([f"h{number}" for number in range(3)], 60)
+    assert store.write(lambda tx: services.judge(tx, 30)) == ([], True)
+    assert store.read(lambda tx: services.is_up(tx, "h1"))
+    store.write(lambda tx: services.beat(tx, ["h0"], services.COMPUTE))
+    assert store.write(lambda tx: services.judge(tx, 30)) == (["h1", "h2"], False)
+    assert not store.read(lambda tx: services.is_up(tx, "h1"))
+    store.write(lambda tx: services.beat(tx, ["h1"], services.COMPUTE))
+    assert store.read(lambda tx: services.is_up(tx, "h1"))
+
+
+def test_each_hello_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> None:
+    inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
+
+    def hello(boot: str) -> tuple[int, bool]:
+        return store.write(lambda tx: hosts.hello(tx, "h1", boot, inventory, RATIOS))
+    assert [hello("b1"), hello("b1"), hello("b2")] == [(1, False), (2, False), (3, True)]
+    found = store.read(hosts.list_all)[0]
+    assert (found["up"], found["disabled"], found["running_vms"]) == (True, False, 0)
+    assert found["inventory"]["MEMORY_MB"] == {"total": 1024, "reserved": 0, "ratio": 1.0, "used": 0}
+
+
+def test_a_database_that_does_not_answer_is_unavailable() -> None:
+    gone = Store("mysql+pymysql://nobody@127.0.0.1:9/none")
+    with pytest.raises(errors.Unavailable, match="database does not answer"):
+        gone.write(lambda tx: None)
+    with pytest.raises(errors.Unavailable):
+        gone.read(lambda tx: None)
+
+
+def test_the_real_clock_never_goes_back() -> None:
+    clock = Clock()
+    assert clock.monotonic() <= clock.monotonic()
