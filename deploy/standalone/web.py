@@ -23,11 +23,12 @@ from gunicorn.http.errors import ParseException
 
 LOG = logging.getLogger("standalone")
 BODY_LIMIT = 256 * 1024
+App = falcon.App[falcon.Request, falcon.Response]
 
 
-def application(middleware: list[Any]) -> falcon.App:
+def application(middleware: list[Any]) -> App:
     """A falcon app with the log, the error shape and lenient trailing slashes; routes are the caller's."""
-    app: falcon.App = falcon.App(middleware=[RequestLog(), *middleware])
+    app: App = falcon.App(middleware=[RequestLog(), *middleware])
     app.req_options.strip_url_path_trailing_slash = True
     app.req_options.keep_blank_qs_values = True
     app.set_error_serializer(write_error)
@@ -119,7 +120,7 @@ def secret(path: str | None, variable: str) -> str:
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
-    def __init__(self, load: Callable[[], falcon.App], options: Mapping[str, Any]) -> None:
+    def __init__(self, load: Callable[[], Any], options: Mapping[str, Any]) -> None:
         self._load, self._options = load, options
         super().__init__()
 
@@ -140,7 +141,18 @@ def serve(load: Callable[[], Any], bind: str, threads: int, when_ready: Callable
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    _Server(load, {
-        "bind": bind, "threads": threads, "workers": 1, "worker_class": "gthread", "keepalive": 30,
-        "graceful_timeout": 30, "control_socket_disable": True, "when_ready": lambda _server: when_ready(),
-    }).run()
+    _Server(
+        load,
+        {
+            "bind": bind,
+            "threads": threads,
+            "workers": 1,
+            "worker_class": "gthread",
+            "keepalive": 30,
+            # `server list` asks for its images by id, all in one line.
+            "limit_request_line": 8190,
+            "graceful_timeout": 30,
+            "control_socket_disable": True,
+            "when_ready": lambda _server: when_ready(),
+        },
+    ).run()

@@ -7,6 +7,7 @@ never would.
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openstack
@@ -320,6 +321,22 @@ def test_a_path_like_id_is_not_found(cloud: Cloud, admin: Any, path: str) -> Non
             "X-Auth-Token": admin.session.get_token()}).prepare()
         prepared.url = cloud.auth_url + path
         assert session.send(prepared, timeout=20).status_code == 404
+
+
+def test_many_at_once_all_get_their_tokens(cloud: Cloud) -> None:
+    def login(_: int) -> str:
+        auth = v3.Password(
+            cloud.auth_url,
+            username="admin",
+            password=cloud.admin_password,
+            user_domain_id="default",
+            project_name="admin",
+            project_domain_id="default",
+        )
+        return str(auth.get_access(auth_session.Session()).auth_token)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(login, range(40)))) == 40
 
 
 def test_bootstrap_repeats_and_secrets_stay_out_of_logs_and_files(cloud: Cloud, admin: Any) -> None:

@@ -35,7 +35,9 @@ LIMIT = 8 * MEGABYTE
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     with running(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
         yield started
-    assert " 500 " not in (started.folder / "image.log").read_text()
+    log = (started.folder / "image.log").read_text()
+    assert " 500 " not in log
+    assert started.service_password not in log
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the identity service, all in one list."""
 
-import falcon
 
 from deploy.standalone.identity.account import ApplicationCredentials, Password
 from deploy.standalone.identity.assignments import HELD, Assignments, RoleAssignments
@@ -9,10 +8,10 @@ from deploy.standalone.identity.auth import Mine, Tokens
 from deploy.standalone.identity.catalogue import Versions
 from deploy.standalone.identity.gate import Gate
 from deploy.standalone.identity.nouns import KINDS, Collection, Item
-from deploy.standalone.web import application
+from deploy.standalone.web import App, application
 
 
-def build(gate: Gate) -> falcon.App:
+def build(gate: Gate) -> App:
     """The WSGI application over the database, clock and token lifetime of `gate`."""
     app = application([])
     versions, mine, credentials = Versions(), Mine(gate), ApplicationCredentials(gate)

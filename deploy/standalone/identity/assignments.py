@@ -105,6 +105,8 @@ class RoleAssignments:
                 rows = [row for row in rows if (row["targets"], row["target_id"]) == (column, wanted)]
             elif wanted is not None:
                 rows = [row for row in rows if row[column] == wanted]
+        if req.has_param("group.id") or req.has_param("scope.system"):
+            rows = []  # There are neither groups nor a system scope, hence no such assignment.
         names = _flag(req, "include_names")
         answer(resp, {"role_assignments": [_view(req, row, names) for row in rows],
                       "links": {"self": f"{req.prefix}{req.path}", "next": None, "previous": None}})

@@ -6,6 +6,8 @@ assignment or application credential. Times are ISO 8601 in UTC with microsecond
 text. `extra` holds the attributes that clients add and the service only keeps.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     Boolean,
@@ -28,11 +30,11 @@ IMPLIED = {"admin": "manager", "manager": "member", "member": "reader"}
 DEFAULT_DOMAIN = "default"
 
 
-def _table(name: str, *columns: Column | UniqueConstraint | Index) -> Table:
+def _table(name: str, *columns: Column[Any] | UniqueConstraint | Index) -> Table:
     return Table(name, METADATA, *columns)
 
 
-def _to(column: str, **options: bool) -> Column:
+def _to(column: str, **options: Any) -> Column[Any]:
     table, _ = column.split(".")
     return Column(f"{table[:-1]}_id", ForeignKey(column, ondelete="CASCADE"), **options)
 

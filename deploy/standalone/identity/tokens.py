@@ -9,7 +9,6 @@ application credential is gone or disabled, or when a scoped token has no role l
 
 import hashlib
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -136,7 +135,7 @@ def implied(names: set[str]) -> set[str]:
     return whole
 
 
-def view(token: Token, catalogue: list[Mapping[str, Any]] | None) -> dict[str, Any]:
+def view(token: Token, catalogue: list[dict[str, Any]] | None) -> dict[str, Any]:
     """The token as Keystone shows it; a scoped one carries the catalogue unless it is None."""
     row = token.row
     body: dict[str, Any] = {

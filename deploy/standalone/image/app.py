@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the image service, all in one list, behind keystonemiddleware."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import falcon
 from keystonemiddleware.auth_token import AuthProtocol
 
 from deploy.standalone.image.caller import Authentication
@@ -12,15 +12,17 @@ from deploy.standalone.image.documents import Info, Schemas, Versions
 from deploy.standalone.image.images import Data, Image, Images
 from deploy.standalone.image.members import Members
 from deploy.standalone.image.shelf import Shelf
-from deploy.standalone.web import application
+from deploy.standalone.web import App, application
 
 
 def guarded(app: Callable[..., Any], identity: Mapping[str, Any]) -> Callable[..., Any]:
     """`app` behind keystonemiddleware's auth_token, whose options `identity` holds."""
+    # It warns of every option that belongs to its authentication plugin.
+    logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     return AuthProtocol(app, dict(identity))  # type: ignore[no-any-return]
 
 
-def build(shelf: Shelf) -> falcon.App:
+def build(shelf: Shelf) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
     app = application([Authentication()])
     versions, image, members, info = Versions(), Image(shelf), Members(shelf), Info()

@@ -99,7 +99,7 @@ def tag_of(value: object) -> str:
     return str(value)
 
 
-def patched(image: Mapping[str, Any], operations: object, caller: Caller) -> Columns:
+def patched(image: Mapping[Any, Any], operations: object, caller: Caller) -> Columns:
     """The columns that a list of JSON-patch operations changes in `image` (a row)."""
     if not isinstance(operations, list):
         raise falcon.HTTPBadRequest(description="The request body must be a list of operations.")
@@ -140,7 +140,7 @@ def _operation(operation: object) -> tuple[str, str, Any]:
     return operation["op"], path[1:].replace("~1", "/").replace("~0", "~"), operation.get("value")
 
 
-def view(image: Mapping[str, Any]) -> dict[str, Any]:
+def view(image: Mapping[Any, Any]) -> dict[str, Any]:
     """A row as the API shows it."""
     own = {name: value for name, value in image.items() if name not in ("properties", "upload")}
     place = f"/v2/images/{image['id']}"

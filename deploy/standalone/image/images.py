@@ -25,7 +25,9 @@ class Images:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         caller: Caller = req.context.caller
-        marker = self._shelf.find(caller, req.get_param("marker")) if req.has_param("marker") else None
+        marker = (
+            self._shelf.find(caller, req.get_param("marker", default="")) if req.has_param("marker") else None
+        )
         query, limit = page(req.params, matching(req.params, caller), marker)
         with self._shelf.database.read() as connection:
             rows = connection.execute(query).all() if limit else []

@@ -113,7 +113,7 @@ def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     else:
         names, ways = _all(query, "sort_key") or ["created_at"], _all(query, "sort_dir") or ["desc"]
         words = [(name, ways[min(place, len(ways) - 1)]) for place, name in enumerate(names)]
-    keys = {}
+    keys: dict[str, bool] = {}
     for name, way in words:
         if name not in SORTABLE or way not in ("asc", "desc", ""):
             raise falcon.HTTPBadRequest(description=f"Sort by {', '.join(SORTABLE)}, each asc or desc.")
@@ -123,7 +123,8 @@ def _sort_keys(query: Query) -> list[tuple[str, bool]]:
 
 
 def _after(keys: list[tuple[str, bool]], marker: Row[Any]) -> ColumnElement[bool]:
-    steps, equal = [], []
+    steps: list[ColumnElement[bool]] = []
+    equal: list[ColumnElement[bool]] = []
     for name, up in keys:
         last = marker._mapping[name]
         last = (0 if name == "size" else "") if last is None else last
