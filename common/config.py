@@ -22,7 +22,7 @@ class ConfigError(Exception):
 
 
 def _url(schemes: tuple[str, ...]) -> types.ConfigType:
-    class Url(types.String):  # type: ignore[misc]  # oslo.config ships no types
+    class Url(types.String):
         def __call__(self, value: object) -> str:
             text = str(super().__call__(value))
             if not text.startswith(schemes):

@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
@@ -36,7 +36,7 @@ def from_wire(kind: type[T], data: dict[str, Any]) -> T:
     Raises:
         TypeError: a field without a default is missing.
     """
-    readers = _readers(kind)
+    readers = _readers(cast(Hashable, kind))
     return kind(**{name: read(data[name]) for name, read in readers.items() if name in data})
 
 
@@ -46,7 +46,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @functools.cache
-def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
     hints = typing.get_type_hints(kind)
     return {name: _reader(hints[name]) for name in _names(kind)}
 
@@ -58,8 +58,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         inner = [_reader(argument) for argument in arguments if argument is not type(None)]
         return lambda value: None if value is None else inner[0](value)
     if origin is list and dataclasses.is_dataclass(arguments[0]):
-        item = arguments[0]
-        return lambda value: [from_wire(item, part) for part in value]
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return lambda value: from_wire(hint, value)
+        return lambda value: [from_wire(arguments[0], part) for part in value]
+    if dataclasses.is_dataclass(hint):
+        return lambda value: from_wire(cast(type, hint), value)
     return lambda value: value

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlalchemy.engine import Connection
-
 from common.models import RequestSpec
 from common.store import allocations, guests
+from common.store.engine import Connection
 from conductor.saga import Engine, Run, debt_command
 
 SpecOf = Callable[[Run], RequestSpec]

@@ -11,15 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy.engine import Connection, Row
-
 from common import ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store import actions, guests, hosts
+from common.store.engine import Connection, Row
 from conductor import runner
 from conductor.saga import Engine, Run, debt_command
+from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 GRACE = 2 * SECOND           #: a command younger than this may still be on its way
@@ -109,7 +109,7 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
         head = heads.get(server.action) if server is not None and server.action else None
         if server is None or head is None or head.state != "due" or head.step is None:
             continue
-        workflow = runner.WORKFLOWS[head.workflow]
+        workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)
         if workflow.steps[index].propose is None and runner.is_held(server, head):
             run = Run(head, server, dict(head.data))

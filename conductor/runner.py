@@ -12,14 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy.engine import Connection, Row
-
 from common import errors
 from common.clock import SECOND
 from common.models import Command, Result
 from common.states import BY_WORKFLOW
 from common.store import actions, hosts
-from common.store.engine import now
+from common.store.engine import Connection, Row, now
 from conductor.saga import Engine, Run, Step, Workflow
 from conductor.workflows import WORKFLOWS
 

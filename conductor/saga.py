@@ -13,12 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
-
 from common.clock import Clock, iso
 from common.models import Command, RequestSpec, Result, Selection
-from common.store.engine import Store, now
+from common.store.engine import Connection, Row, Store, moment, now
 
 
 class Post(Protocol):
@@ -82,7 +79,8 @@ class Run:
     @property
     def host(self) -> str | None:
         """Where the server is, counting what this transaction is about to write."""
-        return self.changes["host"] if "host" in self.changes else self.server.host
+        host: str | None = self.changes.get("host", self.server.host)
+        return host
 
     def set(self, **values: Any) -> None:
         """Change the server."""
@@ -115,7 +113,7 @@ class Run:
 def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
     """The fault that a server in ERROR shows."""
     return {"code": 500, "message": str(problem), "details": problem.details,
-            "created": iso(tx.scalar(sa.select(now())))}
+            "created": iso(moment(tx))}
 
 
 def debt_command(server: str, fence: int, session: int) -> Command:

@@ -22,7 +22,7 @@ from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import actions, services
-from common.store.engine import Store
+from common.store.engine import Connection, Store
 from conductor import reports, runner
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
@@ -184,7 +184,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
                     {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
                      "DISK_GB": conf.agent.disk_allocation_ratio})
 
-    def settle_in(tx: actions.Connection) -> None:
+    def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
         services.enrol(tx, conf.host, services.CONDUCTOR)
     store.write(settle_in)

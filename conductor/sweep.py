@@ -11,10 +11,9 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy.engine import Connection
-
 from common.clock import SECOND
 from common.store import services
+from common.store.engine import Connection
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ class Agent(Protocol):
 
 def serve(transport: Transport, host: str, agent: Agent) -> None:
     """Answer conductors and the API."""
-    def do(commands: list[dict[str, Any]], access: Access | None) -> None:
+    def do(commands: list[dict[str, Any]], access: dict[str, Any] | None) -> None:
         agent.do([from_wire(Command, command) for command in commands],
                  from_wire(Access, access) if access else None)
 

@@ -91,13 +91,13 @@ class Transport:
 
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
     """An endpoint method whose Problems travel back as plain data."""
-    @oslo_messaging.expose
     def method(self: object, context: dict[str, Any], **arguments: Any) -> Any:
         try:
             return function(**arguments)
         except errors.Problem as problem:
             return {"problem": type(problem).__name__, "text": problem.text}
-    return method
+    exposed: Callable[..., Any] = oslo_messaging.expose(method)
+    return exposed
 
 
 def _tune(conf: cfg.ConfigOpts) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Row
 from common import states
 from common.clock import SECOND
 from common.store.actions import LIVE
-from common.store.engine import now
+from common.store.engine import moment
 from common.store.guests import ABSENT
 from common.store.schema import actions, allocations, consumers, guests, inventories, providers, servers
 
@@ -144,10 +144,10 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
 
 def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
     """What waits, with its age in seconds: ``debts`` (server, host) and ``actions`` (server, workflow/step)."""
-    moment = int(tx.scalar(sa.select(now())) or 0)
-    debts = [(row.server_id, row.host, (moment - row.changed_at) / SECOND) for row in tx.execute(
+    at = moment(tx)
+    debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(
         sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at))]
     waiting = [(row.server_id, f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}",
-                (moment - row.created_at) / SECOND) for row in tx.execute(
+                (at - row.created_at) / SECOND) for row in tx.execute(
         sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at))]
     return {"debts": debts, "actions": waiting}

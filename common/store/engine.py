@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL, Connection, Row
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
 
+__all__ = ["Connection", "Row", "Store", "for_update", "insert_ignore", "moment", "now", "update_grouped"]
 T = TypeVar("T")
 ATTEMPTS = 8
 #: Deadlock, lock wait time-out, serialization failure, record changed: the whole transaction runs again.
@@ -120,7 +121,12 @@ class Store:
 
     def now(self) -> int:
         """The database's clock, in microseconds."""
-        return int(self.read(lambda tx: tx.scalar(sa.select(now())) or 0))
+        return self.read(moment)
+
+
+def moment(tx: Connection) -> int:
+    """The database's clock, within a transaction."""
+    return int(tx.scalar(sa.select(now())) or 0)
 
 
 def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:

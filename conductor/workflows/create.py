@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
 from common import states
 from common.models import Flavor, GuestSpec, ImageRef, RequestSpec, Result
-from common.store.engine import now
+from common.store.engine import Connection, now
 from common.wire import from_wire, to_wire
 from conductor import placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of

@@ -10,12 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy.engine import Connection, Row
-
 from common import states
 from common.clock import SECOND
 from common.store import actions, guests
-from common.store.engine import now
+from common.store.engine import Connection, Row, now
 from conductor.saga import Engine, Run, Step, Workflow, debt_command
 
 PATIENCE = 30 * SECOND       #: how long a host that is up has to confirm before the tenant stops waiting

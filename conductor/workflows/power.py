@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
 from common import states
 from common.models import Result
 from common.store import guests
+from common.store.engine import Connection
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 

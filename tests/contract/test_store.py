@@ -205,9 +205,9 @@ def test_transactions_that_deadlock_run_again(store: Store) -> None:
             tries.append(number)
             for name in names:
                 tx.execute(for_update(sa.select(schema.projects).where(schema.projects.c.id == name))).one()
-                if first.pop() if first else False:
-                    if store.dialect_name != "sqlite":
-                        both.wait(timeout=10)
+                if store.dialect_name != "sqlite" and len(first) == 1:
+                    first.clear()
+                    both.wait(timeout=10)
             tx.execute(sa.update(schema.projects).where(schema.projects.c.id.in_(names)).values(
                 quota_seq=schema.projects.c.quota_seq + 1))
         store.write(work)
