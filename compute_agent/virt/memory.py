@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
+from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
 
@@ -251,10 +252,13 @@ def _pause(seconds: float, run: Run) -> None:
 
 def _read(image: ImageRef, read_image: ImageReader, run: Run) -> None:
     digest = hashlib.new(image.hash_algo) if image.hash_algo else None
-    for chunk in read_image(image.id):
-        if run.cancelled():
-            raise Cancelled
-        if digest:
-            digest.update(chunk)
+    try:
+        for chunk in read_image(image.id):
+            if run.cancelled():
+                raise Cancelled
+            if digest:
+                digest.update(chunk)
+    except errors.NotFound as gone:
+        raise VerbFailed(gone.text, details=f"image {image.id}") from gone
     if digest and digest.hexdigest() != image.hash_value:
         raise VerbFailed("The image does not have the checksum that the image service gave for it.")

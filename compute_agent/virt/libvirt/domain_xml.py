@@ -53,8 +53,8 @@ def domain_name(server: str) -> str:
 
 
 def metadata(server: str, fence: int) -> str:
-    """Our element of ``<metadata>``: whose domain it is and which fence started it."""
-    return ElementTree.tostring(Element(f"{{{NAMESPACE}}}server", id=server, fence=str(fence)), encoding="unicode")
+    """Our element of ``<metadata>``: whose domain it is and which fence started it. libvirt adds the namespace."""
+    return ElementTree.tostring(Element("server", id=server, fence=str(fence)), encoding="unicode")
 
 
 def read_metadata(text: str) -> tuple[str, int]:
@@ -72,7 +72,7 @@ def domain_xml(domain: Domain) -> str:
     _text(root, "name", domain_name(domain.server))
     _text(root, "uuid", domain.server)
     _text(root, "title", UNSPEAKABLE.sub("\N{REPLACEMENT CHARACTER}", domain.name))
-    SubElement(root, "metadata").append(ElementTree.fromstring(metadata(domain.server, domain.fence)))
+    SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", id=domain.server, fence=str(domain.fence))
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
     _text(root, "vcpu", str(domain.vcpus))
     _machine(root, domain)
@@ -127,7 +127,9 @@ def _root_disk(devices: Element, disk: Disk) -> None:
     if disk.base:
         backing = SubElement(element, "backingStore", type="file")
         SubElement(backing, "format", type=disk.base_format)
-        SubElement(backing, "source", file=str(disk.base))
+        source = SubElement(backing, "source", file=str(disk.base))
+        # The image stays the agent's: owned by QEMU's user, one guest's QEMU could write what the others read.
+        SubElement(source, "seclabel", model="dac", relabel="no")
     SubElement(backing, "backingStore")
     SubElement(element, "target", dev="vda", bus="virtio")
 

@@ -159,10 +159,10 @@ class LibvirtDriver:
 
     def _start(self, server: str, fence: int, run: Run) -> DomainState:
         """Make the domain run under this fence: the fence is written first, it counts once the domain runs."""
-        if run.cancelled():
-            raise Cancelled
         run.phase("starting")
         found = self._found(server)
+        if run.cancelled():
+            raise Cancelled
         if found.fence != fence:
             self._libvirt.set_metadata(server, metadata(server, fence))
         if found.power_state == PAUSED:

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every virt driver must do, on three hypervisors: memory, libvirt's own mock-up, real QEMU guests."""
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common import errors
+from common.models import DomainState, ImageRef
+from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from deploy import libvirtd
+from tests.contract.virt_rigs import (
+    BOOT_SECONDS,
+    QUIET,
+    Rig,
+    await_true,
+    libvirt_test_rig,
+    memory_rig,
+    qemu_rig,
+    tiny_image,
+)
+
+NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
+
+
+@pytest.fixture(scope="session")
+def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_image(tmp_path_factory.getbasetemp().parent)
+
+
+@pytest.fixture(scope="module")
+def private_libvirtd() -> Iterator[Path]:
+    """A libvirtd for this module alone, because one of its tests kills it."""
+    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing and os.environ.get("KILONOVA_TEST"):
+        pytest.fail(f"not installed: {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
+    folder = Path(tempfile.mkdtemp(prefix="kn-virt-"))
+    libvirtd.start(folder)
+    yield folder
+    libvirtd.stop(folder)
+    assert not libvirtd.is_running(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["memory", "test", pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    match request.param:
+        case "memory":
+            made = memory_rig(tmp_path)
+        case "test":
+            pytest.importorskip("libvirt")
+            made = libvirt_test_rig(tmp_path)
+        case _:
+            folder = request.getfixturevalue("private_libvirtd")
+            made = qemu_rig(tmp_path, libvirtd.uri(folder), request.getfixturevalue("bootable"))
+    yield made
+    made.clean()
+
+
+def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:
+    phases: list[str] = []
+    spec = rig.spec(user_data="#!/bin/sh\necho user data: $(hostname)\n")
+    for _ in range(2):
+        state = rig.driver.ensure_guest(spec, rig.read_image, Run(phases.append, lambda: False))
+        assert state == DomainState(spec.server, RUNNING, 1)
+    assert phases[0] == "fetching image" and phases[-1] == "starting"
+    assert rig.state(spec.server) == (RUNNING, 1)
+    rig.await_boots(spec.server, 1)
+    if rig.has_console:
+        assert rig.boots(spec.server) == 1
+        assert f"id {spec.server}" in rig.console(spec.server).replace(": ", " ")
+    if rig.real:
+        text = rig.console(spec.server)
+        for told in ("name web <1>", "public keys 1", "user data runs", "user data: web-1", "user data ended with 0"):
+            assert told in text, text
+
+
+def test_console_is_read_from_its_end(rig: Rig) -> None:
+    if not rig.has_console:
+        pytest.skip("libvirt's mock-up has no console log")
+    spec = rig.boot(ready=True)
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    whole = rig.console(spec.server)
+    assert "guest: booting" in whole
+    assert rig.driver.console_output(spec.server, 10) == whole.encode()[-10:].decode()
+    assert rig.driver.console_output(spec.server, 0) == ""
+
+
+def test_stop_asks_the_guest_first_and_may_be_repeated(rig: Rig) -> None:
+    spec = rig.boot(ready=True)
+    for _ in range(2):
+        assert rig.driver.ensure_stopped(spec.server, 2, BOOT_SECONDS, QUIET) == DomainState(spec.server, SHUTDOWN, 2)
+    assert rig.state(spec.server) == (SHUTDOWN, 2)
+    if rig.real:
+        assert "power button, going down" in rig.console(spec.server)
+
+
+def test_stop_without_time_pulls_the_plug(rig: Rig) -> None:
+    spec = rig.boot()
+    began = time.monotonic()
+    assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET).power_state == SHUTDOWN
+    assert time.monotonic() - began < 10
+
+
+def test_start_may_be_repeated(rig: Rig) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    for _ in range(2):
+        assert rig.driver.ensure_running(spec.server, 3, QUIET) == DomainState(spec.server, RUNNING, 3)
+    assert rig.state(spec.server) == (RUNNING, 3)
+
+
+def test_reboot_happens_once_for_each_fence(rig: Rig) -> None:
+    spec = rig.boot(ready=True)
+    for fence, boots in ((2, 2), (2, 2), (3, 3)):
+        assert rig.driver.reboot(spec.server, fence, BOOT_SECONDS, QUIET) == DomainState(spec.server, RUNNING, fence)
+        rig.await_boots(spec.server, boots)
+        if rig.has_console:
+            assert rig.boots(spec.server) == boots
+    assert rig.state(spec.server) == (RUNNING, 3)
+
+
+def test_reboot_starts_a_guest_that_is_off(rig: Rig) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    assert rig.driver.reboot(spec.server, 3, 5, QUIET) == DomainState(spec.server, RUNNING, 3)
+
+
+def test_guest_that_powers_itself_off_is_seen_within_seconds(rig: Rig) -> None:
+    if rig.kind == "test":
+        pytest.skip("no program runs in a guest of libvirt's mock-up")
+    seen: list[tuple[str, object]] = []
+    rig.driver.watch(lambda server: seen.append((server, rig.state(server))))
+    spec = rig.boot(user_data="#!/bin/sh\necho off by itself\npoweroff -f\n")
+    if rig.real:
+        await_true(lambda: "off by itself" in rig.console(spec.server), BOOT_SECONDS, lambda: rig.console(spec.server))
+    rig.power_off_inside(spec.server)
+    await_true(lambda: (spec.server, (SHUTDOWN, 1)) in seen, 5, lambda: f"not told, only {seen}")
+
+
+def test_watch_tells_of_each_change(rig: Rig) -> None:
+    seen: list[str] = []
+    rig.driver.watch(seen.append)
+    spec = rig.boot()
+    await_true(lambda: spec.server in seen, 5, lambda: "no event for a start")
+    seen.clear()
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    await_true(lambda: spec.server in seen, 5, lambda: "no event for a stop")
+
+
+def test_absent_means_nothing_is_left(rig: Rig) -> None:
+    spec = rig.boot()
+    assert rig.kind == "memory" or rig.files(spec.server)
+    for _ in range(2):
+        rig.driver.ensure_absent(spec.server, 2)
+        assert rig.state(spec.server) is None
+        assert rig.files(spec.server) == []
+    with pytest.raises(VerbFailed):
+        rig.driver.console_output(spec.server, 100)
+
+
+@pytest.mark.parametrize("verb", ["ensure_running", "ensure_stopped", "reboot"])
+def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+    arguments = (QUIET,) if verb == "ensure_running" else (0, QUIET)
+    with pytest.raises(VerbFailed, match="no guest on this host"):
+        getattr(rig.driver, verb)(str(uuid.uuid4()), 1, *arguments)
+
+
+def test_restarted_agent_finds_its_guests(rig: Rig) -> None:
+    spec = rig.boot(fence=5)
+    boot_id = rig.driver.boot_id()
+    again = rig.restart()
+    assert rig.state(spec.server) == (RUNNING, 5)
+    assert again.boot_id() == boot_id
+    assert again.ensure_guest(spec, rig.read_image, QUIET) == DomainState(spec.server, RUNNING, 5)
+    if rig.has_console:
+        assert rig.boots(spec.server) <= 1
+
+
+@pytest.mark.parametrize("phase", ["fetching image", "making disks", "starting"])
+def test_create_cut_short_anywhere_can_be_repeated_or_removed(rig: Rig, phase: str) -> None:
+    if rig.kind == "memory" and phase != "starting":
+        pytest.skip("memory has one phase")
+    repeated, removed = rig.spec(), rig.spec()
+    for spec in (repeated, removed):
+        phases: list[str] = []
+        cut = Run(phases.append, lambda: phase in phases)  # noqa: B023 - asked only while its verb runs
+        with pytest.raises(Cancelled):
+            rig.driver.ensure_guest(replace(spec, image=_another(rig)), rig.read_image, cut)
+        assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
+    assert rig.driver.ensure_guest(repeated, rig.read_image, QUIET).power_state == RUNNING
+    rig.driver.ensure_absent(removed.server, 2)
+    assert rig.state(removed.server) is None and rig.files(removed.server) == []
+
+
+def _another(rig: Rig) -> ImageRef:
+    """The same image under a checksum of another kind: it is fetched again."""
+    return replace(rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest())
+
+
+def test_hanging_image_service_lets_go_within_five_seconds(rig: Rig) -> None:
+    cancelled, hang = threading.Event(), threading.Event()
+
+    def read(image: str) -> Iterator[bytes]:
+        while not hang.wait(0.05 if rig.kind == "memory" else 60):
+            yield b""
+
+    spec = rig.spec()
+    threading.Timer(0.2, cancelled.set).start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        rig.driver.ensure_guest(spec, read, Run(lambda name: None, cancelled.is_set))
+    assert time.monotonic() - began < 5
+    hang.set()
+    assert rig.state(spec.server) is None
+
+
+@pytest.mark.parametrize("kind", ["backing file", "data file", "vmdk", "too large", "checksum"])
+def test_hostile_image_is_refused_before_any_tool_opens_it(rig: Rig, kind: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    if rig.kind == "memory" and kind != "checksum":
+        pytest.skip("memory reads no formats")
+    content, reason = hostile(kind, tmp_path)
+    image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512",
+                     "0" * 128 if kind == "checksum" else hashlib.sha512(content).hexdigest())
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "qemu-img").write_text(f"#!/bin/sh\necho ran >> {tools}/ran\nexit 1\n")
+    (tools / "qemu-img").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    spec = rig.spec(image=image)
+    with pytest.raises(VerbFailed, match=reason):
+        rig.driver.ensure_guest(spec, lambda name: iter([content]), QUIET)
+    assert not (tools / "ran").exists()
+    assert rig.state(spec.server) is None and rig.files(spec.server) == []
+    if rig.kind != "memory":
+        with pytest.raises(VerbFailed, match="could not make the disk"):
+            rig.driver.ensure_guest(rig.spec(), rig.read_image, QUIET)
+        assert (tools / "ran").exists()
+
+
+def hostile(kind: str, folder: Path) -> tuple[bytes, str]:
+    """(content, why it is refused), made by qemu-img itself."""
+    path = folder / "hostile"
+    if kind == "vmdk":
+        return b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 1 FLAT "/etc/shadow" 0\n'.ljust(4096), "vmdk"
+    options, reason = {
+        "backing file": (["-u", "-b", "/etc/shadow", "-F", "raw"], "not safe to use: .*backing file"),
+        "data file": (["-o", f"data_file={folder}/outside"], "not safe to use: .*data_file"),
+        "too large": ([], "100.00 GiB does not fit .* 1 GiB"),
+        "checksum": ([], "checksum"),
+    }[kind]
+    size = "100G" if kind == "too large" else "1M"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), size], check=True)
+    return path.read_bytes(), reason
+
+
+def test_missing_image_is_definite_and_an_absent_image_service_is_not(rig: Rig) -> None:
+    def gone(image: str) -> Iterator[bytes]:
+        raise errors.NotFound("No image was found.")
+
+    def away(image: str) -> Iterator[bytes]:
+        raise errors.Unavailable("The image service does not answer.")
+
+    spec = rig.spec()
+    with pytest.raises(VerbFailed, match="No image was found"):
+        rig.driver.ensure_guest(spec, gone, QUIET)
+    with pytest.raises(errors.Unavailable):
+        rig.driver.ensure_guest(spec, away, QUIET)
+    assert rig.state(spec.server) is None
+
+
+def test_inventory_is_plausible(rig: Rig) -> None:
+    has = rig.driver.inventory()
+    assert has.vcpus > 0 and has.memory_mb > 0 and has.disk_gb > 0 and has.hypervisor_hostname
+    assert rig.driver.boot_id()
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_guests_and_driver_outlive_libvirtd(rig: Rig, private_libvirtd: Path) -> None:
+    seen: list[str] = []
+    rig.driver.watch(seen.append)
+    spec = rig.boot()
+    kill_daemon(private_libvirtd)
+    await_true(lambda: answers(rig) and rig.state(spec.server) == (RUNNING, 1), 20, lambda: "libvirtd not back")
+    kill_daemon(private_libvirtd)
+    seen.clear()
+    assert rig.driver.ensure_stopped(spec.server, 2, 0, QUIET) == DomainState(spec.server, SHUTDOWN, 2)
+    await_true(lambda: spec.server in seen, 20, lambda: "no events after libvirtd came back")
+
+
+def answers(rig: Rig) -> bool:
+    try:
+        rig.driver.domains()
+    except errors.NoAnswer:
+        return False
+    return True
+
+
+def kill_daemon(folder: Path) -> None:
+    """SIGKILL to libvirtd itself; what supervises it starts another."""
+    serving = (folder / "lock").read_text().strip()
+    (first,) = Path(f"/proc/{serving}/task/{serving}/children").read_text().split()
+    for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+        if Path(f"/proc/{child}/comm").read_text().strip() == "libvirtd":
+            os.kill(int(child), signal.SIGKILL)
+            return
+    raise AssertionError("no libvirtd runs")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hypervisors that the driver's contract is tested on: memory, libvirt's test:///default, real QEMU.
+
+A rig holds a driver, an image that it can boot, and the questions that only a test asks. ``real`` guests run a
+kernel and take seconds; the others answer at once.
+"""
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.models import Flavor, GuestSpec, ImageRef
+from compute_agent.virt.driver import Driver, Run
+from compute_agent.virt.memory import MemoryDriver
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NANO = Flavor("1", "m1.nano", 1, 128, 1)
+QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+READY = "kilonova tiny guest: ready"
+KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}]
+#: A guest emulated on a busy machine.
+BOOT_SECONDS = 60
+
+
+class Rig:
+    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it."""
+
+    def __init__(self, kind: str, folder: Path, make: Callable[[], Driver], content: bytes, disk_format: str) -> None:
+        self.kind, self.folder, self._make = kind, folder, make
+        self.driver = make()
+        self.content = content
+        self.image = ImageRef(str(uuid.UUID(int=7)), disk_format, len(content), "sha512",
+                              hashlib.sha512(content).hexdigest())
+        self.servers: list[str] = []
+
+    @property
+    def real(self) -> bool:
+        return self.kind == "qemu"
+
+    @property
+    def has_console(self) -> bool:
+        return self.kind != "test"
+
+    def restart(self) -> Driver:
+        self.driver.close()
+        self.driver = self._make()
+        return self.driver
+
+    def spec(self, *, user_data: str = "", **changed: Any) -> GuestSpec:
+        """A new server that boots the rig's image, with a config drive."""
+        server = str(uuid.uuid4())
+        self.servers.append(server)
+        values: dict[str, Any] = {
+            "server": server, "fence": 1, "name": "web <1>", "flavor": NANO, "image": self.image, "config_drive": True,
+            "user_data": base64.b64encode(user_data.encode()).decode() if user_data else None,
+            "instance": {"hostname": "web-1", "keys": KEYS}}
+        return GuestSpec(**{**values, **changed})
+
+    def read_image(self, image: str) -> Iterator[bytes]:
+        for at in range(0, len(self.content), 1 << 20):
+            yield self.content[at:at + (1 << 20)]
+
+    def boot(self, *, ready: bool = False, **changed: Any) -> GuestSpec:
+        """Make a guest; ``ready`` waits until a real one answers the power button."""
+        spec = self.spec(**changed)
+        self.driver.ensure_guest(spec, self.read_image, QUIET)
+        if ready:
+            self.await_boots(spec.server, 1)
+        return spec
+
+    def console(self, server: str) -> str:
+        return self.driver.console_output(server, 100_000) if self.has_console else ""
+
+    def boots(self, server: str) -> int:
+        """How often the guest began to boot, by its own words."""
+        return self.console(server).count("guest: booting")
+
+    def await_boots(self, server: str, count: int) -> None:
+        """Wait until a real guest has booted that often and is ready."""
+        if self.real:
+            await_true(lambda: self.console(server).count(READY) >= count, BOOT_SECONDS,
+                       lambda: f"guest not ready: {self.console(server)[-2000:]}")
+
+    def power_off_inside(self, server: str) -> None:
+        """The guest stops by itself. A real one was given user data that does so."""
+        if isinstance(self.driver, MemoryDriver):
+            self.driver.power_off(server)
+
+    def state(self, server: str) -> tuple[int, int] | None:
+        """(power state, fence) as ``domains`` reports it, None when there is no domain."""
+        found = [state for state in self.driver.domains() if state.server == server]
+        assert len(found) <= 1
+        return (found[0].power_state, found[0].fence) if found else None
+
+    def files(self, server: str) -> list[Path]:
+        """What the server has left on the disk."""
+        return [path for path in self.folder.rglob("*") if server in str(path)]
+
+    def clean(self) -> None:
+        for server in self.servers:
+            self.driver.ensure_absent(server, 1_000_000)
+        self.driver.close()
+
+
+def await_true(question: Callable[[], object], seconds: float, story: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < deadline, story()
+        time.sleep(0.05)
+
+
+def memory_rig(folder: Path) -> Rig:
+    return Rig("memory", folder, lambda: MemoryDriver(state_file=folder / "guests", read_images=True),
+               b"image" * 1000, "raw")
+
+
+def libvirt_test_rig(folder: Path) -> Rig:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+    return Rig("test", folder, lambda: LibvirtDriver("test:///default", folder, "test"), b"image" * 1000, "raw")
+
+
+def qemu_rig(folder: Path, uri: str, image: Path) -> Rig:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+    return Rig("qemu", folder, lambda: LibvirtDriver(uri, folder), image.read_bytes(), "qcow2")
+
+
+def tiny_image(folder: Path) -> Path:
+    """The bootable image; made once for each kernel."""
+    image = folder / "tiny.qcow2"
+    subprocess.run([sys.executable, REPOSITORY / "deploy/images/tiny/build", image], check=True)
+    return image
