@@ -30,6 +30,7 @@ from deploy.progress import Failure, wait
 from deploy.servers import answers
 
 HOME = Path("/var/lib/kilonova-up")
+NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 SERVICES = ("api", "conductor", "scheduler", "agent")
 PASSWORDS = ("admin", "kilonova", "demo", "broker")
 
@@ -135,9 +136,9 @@ class Cloud:
     def prepare(self) -> None:
         """Folders, secrets and configuration; what exists stays, but for the configuration, which follows
         from the facts above."""
-        for name in ("etc", "secrets", "data", "log", "run", "image", "state"):
+        for name in ("etc", "secrets", "data", "log", "run", "image"):
             (self.home / name).mkdir(parents=True, exist_ok=True)
-        for name in ("etc", "secrets", "data", "state"):
+        for name in ("etc", "secrets", "data"):
             (self.home / name).chmod(0o700)
         for name in PASSWORDS:
             path = self.secret(name)
@@ -152,7 +153,8 @@ class Cloud:
     def _config_text(self, host: str, number: int) -> str:
         from deploy.libvirtd import uri
         state = self.home / "state" if number == 1 else self.home / f"state-{number}"
-        state.mkdir(exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
+        self.libvirt_folder(number).mkdir(exist_ok=True)
         database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
         sections: dict[str, dict[str, object]] = {
             "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url},
@@ -209,16 +211,22 @@ class Cloud:
                 "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(self.config(host))}
 
     def launch(self) -> None:
-        """Start the supervisor, or tell a running one to read the list again."""
+        """Start the supervisor with the broker and libvirt first, or bring a running one up to date."""
         for marker in self.run.glob("*.down"):
             marker.unlink()
-        same = (self.run / "processes.json").exists() and supervise.read(self.run) == self.programs()
-        supervise.write(self.run, self.programs())
-        pid = self.supervisor()
-        if pid is not None:
-            if not same:
-                os.kill(pid, signal.SIGHUP)
-            return
+        programs = self.programs()
+        if self.supervisor() is None:
+            supervise.write(self.run, [program for program in programs if program.name.startswith(NEIGHBOURS)])
+            self._start_supervisor()
+            self._await_broker()
+        if supervise.read(self.run) != programs:
+            supervise.write(self.run, programs)
+            pid = self.supervisor()
+            if pid is None:
+                raise Failure("The supervisor has ended.", self.advice("supervise"))
+            os.kill(pid, signal.SIGHUP)
+
+    def _start_supervisor(self) -> None:
         with self.log("supervise").open("ab") as log:
             subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(self.run)], cwd=ROOT,
                              start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -291,16 +299,18 @@ class Cloud:
         shutil.rmtree(self.home)
 
     # --- readiness ---
-    def await_broker(self, seconds: float = 90) -> None:
-        """Until the own node takes connections."""
+    def _await_broker(self, seconds: float = 90) -> None:
+        """Processes that find no broker would wait seconds before they look again."""
         if self.broker_url is None:
-            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer",
-                 f"See {self.log('rabbitmq')}.")
+            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer", self.advice("rabbitmq"))
 
     def await_http(self, name: str, url: str, seconds: float = 60) -> None:
         """Until this URL answers anything but a server error."""
-        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}",
-             f"See {self.log(name)}.")
+        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}", self.advice(name))
+
+    def advice(self, name: str) -> str:
+        """Where to look when a process does not do what it should."""
+        return f"Look at the end of {self.log(name)} and of {self.log('supervise')}, then run this again."
 
 
 def write_secret(path: Path, text: str) -> None:

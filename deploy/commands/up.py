@@ -88,7 +88,6 @@ def _bootstrap(cloud: Cloud) -> None:
 def _launch(cloud: Cloud) -> str:
     running = cloud.supervisor() is not None
     cloud.launch()
-    cloud.await_broker()
     return "run already" if running else ", ".join(program.name for program in cloud.programs())
 
 

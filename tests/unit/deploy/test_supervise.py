@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor with real processes: a death is followed by a start, an end by silence."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy import supervise
+from deploy.cloud import Cloud, Ports
+from deploy.packages import ROOT
+from deploy.progress import Failure
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def program(folder: Path, name: str, command: list[str]) -> supervise.Program:
+    return supervise.Program(name, command, str(folder / f"{name}.log"), str(ROOT), {"PATH": os.environ["PATH"]},
+                             grace=1.0)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """A cloud of two sleeping processes."""
+    made = Cloud(tmp_path)
+    made.run.mkdir()
+    (tmp_path / "log").mkdir()
+    supervise.write(made.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "two", SLEEPER)])
+    process = subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(made.run)], cwd=ROOT,
+                               stdout=(tmp_path / "log/supervise.log").open("ab"))
+    until(lambda: made.pid("one") and made.pid("two"))
+    yield made
+    process.terminate()
+    process.wait(20)
+
+
+def test_killed_process_is_started_again_and_the_other_left_alone(cloud: Cloud) -> None:
+    two = cloud.pid("two")
+    old = cloud.kill("one")
+    until(lambda: cloud.pid("one") not in (None, old))
+    assert cloud.pid("two") == two
+
+
+def test_stopped_process_stays_down_until_it_is_started(cloud: Cloud) -> None:
+    old = cloud.pid("one")
+    cloud.stop("one")
+    assert old is not None and not alive(old)
+    with pytest.raises(Failure, match="does not run"):
+        cloud.kill("one")
+    assert cloud.start("one") != old
+
+
+def test_term_stops_everything(cloud: Cloud) -> None:
+    pids = [cloud.pid("one"), cloud.pid("two")]
+    assert cloud.shut_down(20)
+    assert not any(alive(pid) for pid in pids if pid)
+    assert not cloud.shut_down()
+
+
+def test_killed_supervisor_takes_its_processes_along(cloud: Cloud) -> None:
+    pids = [cloud.pid("one"), cloud.pid("two")]
+    os.kill(cloud.supervisor() or 0, signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in pids if pid))
+    assert cloud.supervisor() is None
+
+
+def test_new_list_stops_starts_and_keeps(cloud: Cloud, tmp_path: Path) -> None:
+    one, two = cloud.pid("one"), cloud.pid("two")
+    supervise.write(cloud.run, [program(tmp_path, "one", SLEEPER), program(tmp_path, "three", SLEEPER)])
+    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    until(lambda: cloud.pid("three") and cloud.pid("two") is None)
+    assert cloud.pid("one") == one and two is not None and not alive(two)
+
+
+def test_process_that_ignores_term_is_killed_with_its_children(cloud: Cloud, tmp_path: Path) -> None:
+    stubborn = ("import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)")
+    supervise.write(cloud.run, [program(tmp_path, "stubborn", [sys.executable, "-c", stubborn])])
+    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    log = tmp_path / "stubborn.log"
+    until(lambda: log.exists() and log.read_text().strip())
+    pid, child = cloud.pid("stubborn"), int(log.read_text())
+    cloud.stop("stubborn")
+    until(lambda: pid is not None and not alive(pid) and not alive(child))
+
+
+def test_process_that_cannot_run_is_tried_ever_later(cloud: Cloud, tmp_path: Path) -> None:
+    supervise.write(cloud.run, [program(tmp_path, "broken", ["/nonexistent/program"])])
+    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    log = cloud.log("supervise")
+    until(lambda: log.read_text().count("broken cannot be started") >= 3)
+    assert cloud.supervisor() is not None
+
+
+def test_second_supervisor_of_a_folder_is_refused(cloud: Cloud) -> None:
+    second = subprocess.run([sys.executable, "-m", "deploy.supervise", str(cloud.run)], cwd=ROOT, check=False,
+                            capture_output=True, timeout=10)
+    assert second.returncode == 1 and b"another supervisor" in second.stderr
+
+
+def test_two_clouds_share_no_port() -> None:
+    first, second = Ports().taken(), Ports.from_base(25300).taken()
+    assert len({*first.values(), *second.values()}) == 12
+
+
+def test_only_the_home_of_a_cloud_is_purged(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(Failure, match="not the home"):
+        Cloud(tmp_path).purge()
+    assert (tmp_path / "precious").exists()
