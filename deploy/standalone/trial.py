@@ -104,10 +104,20 @@ class Cloud:
             yield process
 
     @contextmanager
-    def image(self, max_megabytes: int = 8) -> Iterator[subprocess.Popen[bytes]]:
+    def image(self, max_megabytes: int = 8, idle_seconds: float = 60) -> Iterator[subprocess.Popen[bytes]]:
         """Run the image service."""
-        with self._service("image", self.image_port, "--data", str(self.folder / "image"), "--auth-url",
-                           self.auth_url, "--max-megabytes", str(max_megabytes)) as process:
+        with self._service(
+            "image",
+            self.image_port,
+            "--data",
+            str(self.folder / "image"),
+            "--auth-url",
+            self.auth_url,
+            "--idle-seconds",
+            str(idle_seconds),
+            "--max-megabytes",
+            str(max_megabytes),
+        ) as process:
             yield process
 
     @contextmanager

@@ -7,6 +7,7 @@ that are under way finish. Neither headers, bodies nor query strings are ever lo
 travel.
 """
 
+import argparse
 import logging
 import os
 import sys
@@ -119,21 +120,38 @@ def secret(path: str | None, variable: str) -> str:
     return value
 
 
+def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
+    """The options that `serve` reads."""
+    parser.add_argument("--bind", default=bind, metavar="HOST:PORT")
+    parser.add_argument("--threads", type=int, default=8, help="requests at a time")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=60.0, help="for how long a client may stall a request"
+    )
+
+
 class _Server(BaseApplication):  # type: ignore[misc]
-    def __init__(self, load: Callable[[], Any], options: Mapping[str, Any]) -> None:
-        self._load, self._options = load, options
+    def __init__(self, load: Callable[[], Any], settings: Mapping[str, Any], idle_seconds: float) -> None:
+        self._load, self._settings, self._idle_seconds = load, settings, idle_seconds
         super().__init__()
 
     def load_config(self) -> None:
-        for name, value in self._options.items():
+        for name, value in self._settings.items():
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        return self._load()
+        app = self._load()
+
+        def patient(environ: dict[str, Any], start_response: Any) -> Any:
+            # Without this a few clients that send nothing more would hold all the threads for ever.
+            environ["gunicorn.socket"].settimeout(self._idle_seconds)
+            return app(environ, start_response)
+
+        return patient
 
 
-def serve(load: Callable[[], Any], bind: str, threads: int, when_ready: Callable[[], None]) -> None:
-    """Run one gthread worker on `bind` (HOST:PORT) until SIGTERM; `load` builds the app in the worker.
+def serve(load: Callable[[], Any], options: argparse.Namespace, when_ready: Callable[[], None]) -> None:
+    """Run one gthread worker as the options of `add_options` say until SIGTERM; `load` builds the app in the
+    worker.
 
     `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up after a
     crash.
@@ -144,8 +162,8 @@ def serve(load: Callable[[], Any], bind: str, threads: int, when_ready: Callable
     _Server(
         load,
         {
-            "bind": bind,
-            "threads": threads,
+            "bind": options.bind,
+            "threads": options.threads,
             "workers": 1,
             "worker_class": "gthread",
             "keepalive": 30,
@@ -155,4 +173,5 @@ def serve(load: Callable[[], Any], bind: str, threads: int, when_ready: Callable
             "control_socket_disable": True,
             "when_ready": lambda _server: when_ready(),
         },
+        options.idle_seconds,
     ).run()

@@ -9,6 +9,7 @@ would.
 import dataclasses
 import hashlib
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -352,31 +353,33 @@ def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> 
     assert files(cloud) == before
 
 
-def test_kill_in_mid_upload_is_tidied_at_the_next_start(cloud: Cloud, owner: Any) -> None:
+def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
+    """A connection that has sent two of the 99 bytes that it announced."""
+    line = socket.create_connection(("127.0.0.1", cloud.image_port), timeout=20)
+    line.sendall(b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+                 b"X-Auth-Token: %s\r\nContent-Length: 99\r\n\r\nxx" % (key.encode(), token.encode()))
+    return line
+
+
+def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, owner: Any) -> None:
     other = dataclasses.replace(cloud, folder=cloud.folder / "killed", image_port=free_port())
     other.folder.mkdir()
-    headers = OCTETS | {"X-Auth-Token": owner.session.get_token()}
-    url = f"{other.image_url}/v2/images"
+    url, token = f"{other.image_url}/v2/images", owner.session.get_token()
+    headers, body = {"X-Auth-Token": token}, {"disk_format": "raw", "container_format": "bare"}
     with other.image() as process:
-        made = requests.post(
-            url, headers=headers, json={"disk_format": "raw", "container_format": "bare"}, timeout=20
-        )
-        key = made.json()["id"]
-        line = socket.create_connection(("127.0.0.1", other.image_port))
-        line.sendall(
-            b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
-            b"X-Auth-Token: %s\r\nContent-Length: 99\r\n\r\nxx"
-            % (key.encode(), headers["X-Auth-Token"].encode())
-        )
-        until(lambda: len(files(other)) == 1)
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True
-        )
-        for pid in [process.pid, *map(int, children.stdout.split())]:
-            os.kill(pid, 9)
-        line.close()
-    with other.image():
+        key = requests.post(url, headers=headers, json=body, timeout=20).json()["id"]
+        with begin_upload(other, key, token):
+            until(lambda: len(files(other)) == 1)
+            children = subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True
+            )
+            for pid in [process.pid, *map(int, children.stdout.split())]:
+                os.kill(pid, signal.SIGKILL)
+    with other.image(idle_seconds=0.5):
         assert requests.get(f"{url}/{key}", headers=headers, timeout=20).json()["status"] == "queued"
+        assert files(other) == set()
+        with begin_upload(other, key, token) as line:
+            assert line.recv(100).startswith(b"HTTP/1.1 400 ")
         assert files(other) == set()
 
 

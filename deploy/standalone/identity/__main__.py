@@ -14,7 +14,7 @@ from deploy.standalone.identity.app import build
 from deploy.standalone.identity.bootstrap import bootstrap
 from deploy.standalone.identity.gate import Gate
 from deploy.standalone.identity.schema import METADATA
-from deploy.standalone.web import secret, serve
+from deploy.standalone.web import add_options, secret, serve
 
 
 def _endpoint(text: str) -> tuple[str, str]:
@@ -37,8 +37,7 @@ def main() -> None:
     first.set_defaults(run=_bootstrap)
     serving = commands.add_parser("serve", help="serve until SIGTERM")
     serving.add_argument("--db", type=Path, required=True)
-    serving.add_argument("--bind", default="127.0.0.1:5000", metavar="HOST:PORT")
-    serving.add_argument("--threads", type=int, default=8)
+    add_options(serving, "127.0.0.1:5000")
     serving.add_argument("--token-hours", type=float, default=12.0)
     serving.set_defaults(run=_serve)
     options = parser.parse_args()
@@ -55,12 +54,7 @@ def _bootstrap(options: argparse.Namespace) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     lifetime = timedelta(hours=options.token_hours)
-    serve(
-        lambda: build(Gate(Database(options.db, METADATA), lifetime)),
-        options.bind,
-        options.threads,
-        lambda: None,
-    )
+    serve(lambda: build(Gate(Database(options.db, METADATA), lifetime)), options, lambda: None)
 
 
 if __name__ == "__main__":

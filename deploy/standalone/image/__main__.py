@@ -14,7 +14,7 @@ from deploy.standalone.image.app import build, guarded
 from deploy.standalone.image.files import Files
 from deploy.standalone.image.schema import METADATA
 from deploy.standalone.image.shelf import Shelf
-from deploy.standalone.web import secret, serve
+from deploy.standalone.web import add_options, secret, serve
 
 TOKEN_CACHE_SECONDS = 30
 """For how long a revoked token may still work here."""
@@ -25,16 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deploy.standalone.image", description=__doc__)
     serving = parser.add_subparsers(required=True).add_parser("serve", help="serve until SIGTERM")
     serving.add_argument("--data", type=Path, required=True, help="the folder for images.db and the images")
-    serving.add_argument("--bind", default="127.0.0.1:9292", metavar="HOST:PORT")
-    serving.add_argument("--threads", type=int, default=8)
+    add_options(serving, "127.0.0.1:9292")
     serving.add_argument("--max-megabytes", type=int, default=102400, help="of one image")
     serving.add_argument("--auth-url", required=True, metavar="URL", help="of the identity service, with /v3")
     serving.add_argument("--username", default="kilonova")
     serving.add_argument("--project", default="service")
     serving.add_argument("--password-file")
     options = parser.parse_args()
-    serve(lambda: guarded(build(_shelf(options)), _identity(options)), options.bind, options.threads,
-          lambda: _recover(options))
+    serve(lambda: guarded(build(_shelf(options)), _identity(options)), options, lambda: _recover(options))
 
 
 def _shelf(options: argparse.Namespace) -> Shelf:
