@@ -150,7 +150,6 @@ def say(text: str) -> None:
 
 def supervise(folder: Path) -> None:
     """Until TERM or INT."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     processes = [Supervised(program, folder) for program in read(folder)]
     while True:
         moment = time.monotonic()
@@ -179,6 +178,7 @@ def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
 
 def main() -> int:
     """Hold the folder's lock, so that there is one supervisor of it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)       # before the lock tells others that they may signal
     folder = Path(sys.argv[1]).resolve()
     with (folder / "supervise.lock").open("a+") as lock:
         try:
