@@ -50,20 +50,22 @@ def start(state_dir: str | Path, seconds: float = 30) -> str:
         raise Failed(
             f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
         )
-    if not is_running(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "libvirtd.out").open("ab") as out:
-            subprocess.Popen([sys.executable, __file__, "serve", str(folder)], stdin=subprocess.DEVNULL,
-                             stdout=out, stderr=out, start_new_session=True)
+    serving = None if is_running(folder) else _serve_behind(folder)
     deadline = time.monotonic() + seconds
     while not _accepts(folder):
-        if time.monotonic() > deadline:
-            raise Failed(
-                f"libvirtd did not answer within {seconds:.0f} s: see {folder}/libvirtd.out and "
-                f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)"
-            )
+        if time.monotonic() > deadline or (serving and serving.poll() is not None):
+            said = (folder / "libvirtd.out").read_text(errors="replace").strip().splitlines()[-1:]
+            raise Failed(f"libvirtd does not answer: see {folder}/libvirtd.out, which ends with {said}, and "
+                         f"{folder}/log. It needs the right to make namespaces (root; in a container --privileged)")
         time.sleep(0.05)
     return uri(folder)
+
+
+def _serve_behind(folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "libvirtd.out").open("ab") as out:
+        return subprocess.Popen([sys.executable, __file__, "serve", str(folder)], stdin=subprocess.DEVNULL,
+                                stdout=out, stderr=out, start_new_session=True)
 
 
 def stop(state_dir: str | Path, seconds: float = 30) -> None:

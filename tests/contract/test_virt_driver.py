@@ -35,7 +35,7 @@ from tests.contract.virt_rigs import (
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_image(tmp_path_factory.getbasetemp().parent)
 
@@ -53,7 +53,15 @@ def private_libvirtd() -> Iterator[Path]:
     yield folder
     libvirtd.stop(folder)
     assert not libvirtd.is_running(folder)
+    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)] == []
     shutil.rmtree(folder)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.fixture(params=["memory", "test", pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)])
@@ -98,6 +106,18 @@ def test_console_is_read_from_its_end(rig: Rig) -> None:
     assert "guest: booting" in whole
     assert rig.driver.console_output(spec.server, 10) == whole.encode()[-10:].decode()
     assert rig.driver.console_output(spec.server, 0) == ""
+
+
+def test_console_log_that_was_turned_over_reads_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("libvirt")
+    rig = libvirt_test_rig(tmp_path)
+    spec = rig.boot()
+    home = tmp_path / "instances" / spec.server
+    (home / "console.log.0").write_bytes(b"older\n")
+    (home / "console.log").write_bytes(b"new \xff\n")
+    assert rig.driver.console_output(spec.server, 100) == "older\nnew \N{REPLACEMENT CHARACTER}\n"
+    assert rig.driver.console_output(spec.server, 8) == "r\nnew \N{REPLACEMENT CHARACTER}\n"
+    rig.clean()
 
 
 def test_stop_asks_the_guest_first_and_may_be_repeated(rig: Rig) -> None:
@@ -288,6 +308,13 @@ def test_inventory_is_plausible(rig: Rig) -> None:
     has = rig.driver.inventory()
     assert has.vcpus > 0 and has.memory_mb > 0 and has.disk_gb > 0 and has.hypervisor_hostname
     assert rig.driver.boot_id()
+
+
+@pytest.mark.kvm_or_tcg
+def test_tiny_image_is_small_and_made_once(private_libvirtd: Path, bootable: Path) -> None:
+    made = bootable.stat()
+    assert made.st_size < 30 << 20
+    assert tiny_image(bootable.parent).stat().st_mtime_ns == made.st_mtime_ns
 
 
 @pytest.mark.kvm_or_tcg

@@ -185,7 +185,8 @@ class Connection:
                 try:
                     self._open = self._new()
                 except libvirt.libvirtError as error:
-                    raise errors.NoAnswer(f"libvirt at {self._uri} does not answer; see whether libvirtd runs.") from error
+                    raise errors.NoAnswer(
+                        f"libvirt at {self._uri} does not answer; see whether libvirtd runs.") from error
             return self._open
 
     def _new(self) -> Any:
@@ -213,8 +214,10 @@ class Connection:
 
     def _tell(self) -> None:
         """The watchers' thread: events one by one; after a loss it reconnects and tells of all domains."""
-        while not self._closed:
+        while True:
             server = self._events.get()
+            if self._closed:
+                return
             try:
                 servers = [server] if server else [domain.server for domain in self.domains()]
             except (errors.NoAnswer, VerbFailed) as error:

@@ -60,8 +60,9 @@ class LibvirtDriver:
             # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
             folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
-        self._about: dict[str, Any] = {"hostname": hostname, "host_ip": host_ip, "reserved_memory_mb": reserved_memory_mb,
-                       "reserved_disk_gb": reserved_disk_gb}
+        self._about: dict[str, Any] = {
+            "hostname": hostname, "host_ip": host_ip, "reserved_memory_mb": reserved_memory_mb,
+            "reserved_disk_gb": reserved_disk_gb}
         self._patience = patience
         self._images = ImageCache(self._state_dir / "images", image_ttl)
         self._libvirt = Connection(uri)

@@ -90,7 +90,8 @@ def probe(accelerator: str, seconds: float = PROBE_SECONDS) -> bool:
         sector.write(PROBE)
         sector.flush()
         command = [emulator, "-accel", accelerator, "-cpu", "max", "-machine", "pc", "-m", "16",
-                   "-display", "none", "-nodefaults", "-no-user-config", "-no-reboot", "-device", "isa-debug-exit,iobase=0xf4,iosize=1",
+                   "-display", "none", "-nodefaults", "-no-user-config", "-no-reboot",
+                   "-device", "isa-debug-exit,iobase=0xf4,iosize=1",
                    "-drive", f"file={sector.name},format=raw,if=ide,snapshot=on"]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
