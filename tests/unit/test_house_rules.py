@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house's rules that a machine can check: who may import what, how long things are, what is forbidden.
+
+import-linter (setup.cfg) holds the floors between our own packages; this walks every source file for the rest.
+An exception stands in a table here with its reason, and fails the test once it is no longer needed.
+"""
+from __future__ import annotations
+
+import ast
+import configparser
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LINE = 400, 50, 120
+
+#: imported package -> where it may be imported
+PLACES = {
+    "sqlalchemy": ("common/store/", "deploy/standalone/"),
+    "alembic": ("common/store/",),
+    "oslo_messaging": ("common/rpc/",),
+    "kombu": ("common/rpc/",),
+    "oslo_service": ("common/rpc/",),
+    "libvirt": ("compute_agent/virt/libvirt/connection.py",),
+    "falcon": ("compute_api/", "deploy/standalone/"),
+    "gunicorn": ("compute_api/", "deploy/standalone/"),
+    "keystonemiddleware": ("compute_api/", "deploy/standalone/"),
+    "oslo_policy": ("compute_api/",),
+    "numpy": ("scheduler/",),
+    "pycdlib": ("compute_agent/config_drive.py",),
+    "eventlet": (),
+    "gevent": (),
+    "mock": (),
+}
+PURE = tuple(f"common/{name}.py" for name in ("states", "models", "errors", "ids", "clock", "wire"))
+
+#: Files that start threads or sleep outside a service.py, and why.
+THREADS = {
+    "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
+    "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
+    "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
+    "compute_agent/virt/libvirt/driver.py": "looks again whether a guest has powered off, while its verb runs",
+    "compute_agent/virt/libvirt/images.py": "reads from the network while the disk is written, to notice a cancel",
+    "compute_agent/virt/memory.py": "a verb that is scripted to be slow",
+}
+STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
+COMMANDS = "deploy/"       # commands wait for processes, in the foreground
+
+#: Declared in setup.cfg and imported by nobody here, and why it is needed all the same.
+NOT_IMPORTED = {
+    "psycopg": "SQLAlchemy loads it by the URL's name",
+    "PyMySQL": "SQLAlchemy loads it by the URL's name",
+    "mysqlclient": "SQLAlchemy loads it by the URL's name",
+    "python-openstackclient": "the operator's and the tests' client: a command",
+    "setuptools": "builds the editable installation without a network",
+    "uv": "installs the others",
+    "hypothesis": "tests", "openstacksdk": "imported as openstack", "pytest": "tests", "pytest-timeout": "tests",
+    "pytest-xdist": "tests", "import-linter": "lint", "mypy": "lint", "ruff": "lint",
+}
+#: The name of a distribution where it differs from the package that is imported.
+DISTRIBUTIONS = {"libvirt": "libvirt-python", "argon2": "argon2-cffi"}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+EVERY = pytest.mark.parametrize("path", sources(*PACKAGES, "tests"), ids=name_of)
+OURS = pytest.mark.parametrize("path", sources(*PACKAGES), ids=name_of)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names of absolute imports with their lines."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@EVERY
+def test_file_says_its_licence_and_what_it_is(path: Path) -> None:
+    if not path.read_text():
+        return          # an empty __init__.py
+    lines = path.read_text().splitlines()
+    assert "# SPDX-License-Identifier: Apache-2.0" in lines[:2]
+    assert ast.get_docstring(parsed(path)), "no module docstring"
+    assert path.name not in ("utils.py", "helpers.py", "manager.py", "base.py"), "name it after its noun"
+
+
+@EVERY
+def test_nothing_is_too_long(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= LONGEST_FILE or "upgrades/versions" in name_of(path)      # an upgrade is never edited
+    assert [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE] == []
+    long = {node.name: node.end_lineno - node.lineno + 1 for node in ast.walk(parsed(path))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None
+            and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION}
+    assert long == {}
+
+
+@OURS
+def test_packages_are_imported_only_where_they_belong(path: Path) -> None:
+    name = name_of(path)
+    wrong = [(line, module) for module, line in imports(path)
+             if not name.startswith(PLACES.get(module.split(".")[0], (name,)))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_ground_floor_is_pure_python(name: str) -> None:
+    foreign = {module for module, _ in imports(ROOT / name)
+               if module.split(".")[0] not in {*sys.stdlib_module_names, "common"}}
+    assert foreign == set()
+
+
+@OURS
+def test_threads_and_sleeps_are_in_the_service_of_a_process(path: Path) -> None:
+    name = name_of(path)
+    if path.name == "service.py" or name.startswith(COMMANDS):
+        return
+    found = [f"{ast.unparse(node.func)} in line {node.lineno}" for node in ast.walk(parsed(path))
+             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STARTERS]
+    assert bool(found) == (name in THREADS), found or f"{name} no longer needs its exception"
+
+
+@OURS
+def test_no_shell_and_no_swallowed_error(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            wrong.append(f"shell= in line {node.value.lineno}")
+        if isinstance(node, ast.Attribute) and node.attr in ("system", "popen") and ast.unparse(node.value) == "os":
+            wrong.append(f"os.{node.attr} in line {node.lineno}")
+        if isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+            if broad and all(isinstance(part, (ast.Pass, ast.Continue)) for part in node.body):
+                wrong.append(f"swallowed error in line {node.lineno}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", sources("tests"), ids=name_of)
+def test_tests_use_the_real_thing(path: Path) -> None:
+    assert [module for module, _ in imports(path) if module.split(".")[0] == "mock" or "unittest.mock" in module] == []
+
+
+def test_dependencies_are_what_is_imported() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    declared = {line.split("==")[0].split("[")[0] for text in lines for line in text.split() if "==" in line}
+    roots = {module.split(".")[0] for path in sources(*PACKAGES) for module, _ in imports(path)}
+    used = {plain(DISTRIBUTIONS.get(root, root)) for root in roots - sys.stdlib_module_names - set(PACKAGES)}
+    known = {plain(name) for name in declared}
+    assert used - known - {"openstack"} == set(), "imported and not declared in setup.cfg"
+    assert known - used - {plain(name) for name in NOT_IMPORTED} == set(), "declared in setup.cfg, imported by nobody"
+
+
+def plain(name: str) -> str:
+    """The same for Foo.bar, foo-bar and foo_bar."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def test_documents_mention_every_dependency() -> None:
+    text = (ROOT / "docs/decisions/0002-dependencies.md").read_text()
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    for line in setup["options"]["install_requires"].split():
+        assert line.split("==")[0].split("[")[0] in text
