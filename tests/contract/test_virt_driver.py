@@ -304,6 +304,15 @@ def test_missing_image_is_definite_and_an_absent_image_service_is_not(rig: Rig) 
     assert rig.state(spec.server) is None
 
 
+def test_failure_that_nobody_foresaw_leaves_nothing_either(rig: Rig) -> None:
+    if rig.kind == "memory":
+        pytest.skip("memory makes no config drive")
+    spec = replace(rig.spec(), user_data="not base64")
+    with pytest.raises(VerbFailed, match="could not make the server's guest"):
+        rig.driver.ensure_guest(spec, rig.read_image, QUIET)
+    assert rig.state(spec.server) is None and rig.files(spec.server) == []
+
+
 def test_inventory_is_plausible(rig: Rig) -> None:
     has = rig.driver.inventory()
     assert has.vcpus > 0 and has.memory_mb > 0 and has.disk_gb > 0 and has.hypervisor_hostname

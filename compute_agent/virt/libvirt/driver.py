@@ -90,12 +90,14 @@ class LibvirtDriver:
         def work() -> DomainState:
             try:
                 return self._make_guest(spec, read_image, run)
-            except (VerbFailed, OSError) as error:
-                self._clean_up(spec.server, error)
-                if isinstance(error, OSError):
-                    raise VerbFailed("The host could not write the server's files.", retryable=True,
-                                     details=str(error)) from error
+            except (Cancelled, errors.Unavailable):
                 raise
+            except Exception as error:
+                self._clean_up(spec.server, error)
+                if isinstance(error, VerbFailed):
+                    raise
+                raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
+                                 details=f"{type(error).__name__}: {error}") from error
         return self._patiently(run, work)
 
     def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
