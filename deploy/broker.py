@@ -80,6 +80,12 @@ class Broker:
         """The node, in the foreground."""
         return [str(SCRIPTS / "rabbitmq-server")]
 
+    def published(self) -> int:
+        """Messages that clients have published to this node since it started."""
+        return int(self.control(
+            "eval", "lists:sum([maps:get(messages_received_total, C, 0) || C <- maps:values("
+                    "rabbit_global_counters:overview())]).").strip())
+
     def control(self, *arguments: str, seconds: float = 60) -> str:
         """Run rabbitmqctl against this node.
 

@@ -49,6 +49,7 @@ class Servers:
         self.folder = folder
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._libvirt: Path | None = None
+        self.broker: Broker | None = None
 
     def __enter__(self) -> Servers:
         if os.geteuid() != 0:
@@ -84,7 +85,7 @@ class Servers:
         return starters[kind]()
 
     def _rabbitmq(self) -> str:
-        broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16))
+        self.broker = broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16))
         broker.prepare()
         self._run("epmd", broker.mapper_command(), "rabbitmq", broker.environment)
         self._run("rabbitmq", broker.command(), "rabbitmq", broker.environment)

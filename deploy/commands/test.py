@@ -30,8 +30,9 @@ RINGS: dict[str, tuple[str, ...]] = {
     "functional": ("rabbitmq",),
     "api": (),
     "e2e": (),              # starts clouds of its own
-    "bench": ("mariadb",),  # only when named
+    "bench": (),            # only when named; starts servers of its own
 }
+MODULES = {"lint": "deploy.lint", "bench": "tests.bench.figures"}     # rings that are not pytest's
 NO_TESTS = 5                # pytest's status
 
 
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
                 variable = f"KILONOVA_TEST_{kind.upper()}_URL"
                 if variable not in environ:
                     environ[variable] = servers.start(kind)
-            status = _lint(environ) if ring == "lint" else _pytest(ring, more, environ)
+            status = _module(MODULES[ring], environ) if ring in MODULES else _pytest(ring, more, environ)
             results.append((ring, status, time.monotonic() - began))
     return _summary(results, folder)
 
@@ -68,8 +69,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, more
 
 
-def _lint(environ: dict[str, str]) -> int:
-    return _call([environment.PYTHON, "-m", "deploy.lint"], environ)
+def _module(name: str, environ: dict[str, str]) -> int:
+    return _call([environment.PYTHON, "-m", name], environ)
 
 
 def _pytest(ring: str, more: Sequence[str], environ: dict[str, str]) -> int:

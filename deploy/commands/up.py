@@ -41,11 +41,11 @@ def go_on(cloud: Cloud) -> int:
     from deploy.seed import Seed
     seed = Seed(cloud)
     table: list[Step] = [
-        ("Folders, secrets and configuration", lambda: _prepare(cloud)),
-        ("Database", lambda: _upgrade(cloud)),
-        ("First rows of the identity service", lambda: _bootstrap(cloud)),
+        ("Folders, secrets and configuration", lambda: prepare(cloud)),
+        ("Database", lambda: upgrade(cloud)),
+        ("First rows of the identity service", lambda: bootstrap(cloud)),
         ("Processes", lambda: _launch(cloud)),
-        ("Services answer", lambda: _await_services(cloud)),
+        ("Services answer", lambda: await_services(cloud)),
         ("Host", seed.host),
         ("Flavors", seed.flavors),
         ("User and project", seed.tenant),
@@ -65,17 +65,17 @@ Logs are in {cloud.home}/log; stop everything with ./deploy/down""")
     return 0
 
 
-def _prepare(cloud: Cloud) -> str:
+def prepare(cloud: Cloud) -> str:
     cloud.prepare()
     return f"below {cloud.home}"
 
 
-def _upgrade(cloud: Cloud) -> str:
+def upgrade(cloud: Cloud) -> str:
     return run([VENV / "bin/kilonova", "database", "upgrade"], "If an upgrade failed, the database is as before.",
                env={"KILONOVA_CONF": str(cloud.config())}, log=cloud.log("database")).strip()
 
 
-def _bootstrap(cloud: Cloud) -> None:
+def bootstrap(cloud: Cloud) -> None:
     endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url}
     command: list[str | Path] = [VENV / "bin/python", "-m", "deploy.standalone.identity", "bootstrap",
                                  "--db", cloud.identity_db, "--admin-password-file", cloud.secret("admin"),
@@ -91,7 +91,7 @@ def _launch(cloud: Cloud) -> str:
     return "run already" if running else ", ".join(program.name for program in cloud.programs())
 
 
-def _await_services(cloud: Cloud) -> str:
+def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
     for name, url in (("identity", cloud.identity_url), ("image", cloud.image_url), ("api", cloud.api_url + "/")):
         cloud.await_http(name, url)

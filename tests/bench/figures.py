@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the spine, printed with the machine; run it with ``./deploy/test bench``.
+
+One API process, one conductor, one scheduler, ten agents with the memory driver, a private RabbitMQ and a
+private MariaDB with durable commits, all on this machine, and the load beside them. Nothing is asserted:
+machines are noisy; compare figures of one run. CPU is what each process used; SQL is what MariaDB counted.
+"""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from deploy.cloud import Cloud, Ports
+from deploy.commands import up
+from deploy.progress import say
+from deploy.servers import Servers, free_ports
+from tests.bench import load
+
+HOSTS, SERVERS, THREADS = 10, 300, 16
+TICK = os.sysconf("SC_CLK_TCK")
+Figures = dict[str, Any]
+
+
+class Bench:
+    """One cloud with a private broker and database."""
+
+    def __init__(self, cloud: Cloud, servers: Servers, database: str) -> None:
+        self.cloud, self._servers = cloud, servers
+        self._admin = sa.create_engine(database, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self.figures: Figures = {}
+
+    def statements(self) -> int:
+        """What MariaDB was asked so far."""
+        with self._admin.connect() as connection:
+            return int(connection.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
+
+    def messages(self) -> int:
+        """What was published to RabbitMQ so far."""
+        assert self._servers.broker is not None
+        return self._servers.broker.published()
+
+    def processes(self) -> dict[str, list[int]]:
+        """Process ids by service; the API's workers count with it, all agents are one."""
+        found: dict[str, list[int]] = {}
+        for program in self.cloud.programs():
+            pid = self.cloud.pid(program.name)
+            if pid is not None:
+                found.setdefault(program.name.split("-")[0], []).extend([pid, *children(pid)])
+        return found
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds by service."""
+        return {name: sum(cpu_seconds(pid) for pid in pids) for name, pids in self.processes().items()}
+
+    def memory(self) -> dict[str, float]:
+        """PSS in MiB by service."""
+        return {name: round(sum(pss(pid) for pid in pids), 1) for name, pids in self.processes().items()}
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def pss(pid: int) -> float:
+    """Proportional set size, MiB."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def machine() -> str:
+    """What the figures were made on."""
+    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                  if line.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} x {model}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+
+
+def bring_up(bench: Bench) -> tuple[load.Client, str, str]:
+    """A running cloud, a client, and the ids of an image and a flavor."""
+    from deploy.seed import Seed
+    cloud = bench.cloud
+    for step in (up.prepare, up.upgrade, up.bootstrap):
+        step(cloud)
+    began = time.monotonic()
+    cloud.launch()
+    up.await_services(cloud)
+    seed = Seed(cloud)
+    seed.host()
+    bench.figures["launch to all hosts up, s"] = round(time.monotonic() - began, 1)
+    admin = seed.admin
+    flavor = admin.compute.create_flavor(name="bench", ram=64, vcpus=1, disk=1)
+    image = admin.image.create_image("bench", data=b"\0" * 512, disk_format="raw", container_format="bare",
+                                     visibility="public")
+    client = load.Client(cloud.api_url, admin.session.get_token())
+    project = admin.session.get_project_id()
+    for resource in ("instances", "cores", "ram"):
+        set_quota(cloud, project, resource)
+    return client, image.id, flavor.id
+
+
+def set_quota(cloud: Cloud, project: str, resource: str) -> None:
+    """No limit: the bench is not about quotas, but they are counted all the same."""
+    engine = sa.create_engine(cloud.database_url or "", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sa.text("INSERT INTO quotas (project_id, user_id, resource, hard_limit) "
+                                   "VALUES (:project, '', :resource, -1)"), {"project": project, "resource": resource})
+
+
+def measure(bench: Bench) -> None:
+    """All figures, in order."""
+    client, image, flavor = bring_up(bench)
+    load.one_at_a_time(client, "warm", 5, image, flavor)
+    time.sleep(6)
+    bench.figures["memory at rest, PSS MiB"] = bench.memory()
+    statements, messages = bench.statements(), bench.messages()
+    alone = load.one_at_a_time(client, "one", 20, image, flavor)
+    bench.figures["one at a time, POST to ACTIVE"] = load.milliseconds(alone)
+    bench.figures["one at a time, messages a create (with idle syncs)"] = round((bench.messages() - messages) / 20, 1)
+    bench.figures["one at a time, SQL a create (with the client's polling)"] = round(
+        (bench.statements() - statements) / 20, 1)
+    for threads in (THREADS, 2 * THREADS):
+        before, statements, messages = bench.cpu(), bench.statements(), bench.messages()
+        result = load.create(client, f"load{threads}", SERVERS, threads, image, flavor)
+        used = {name: round((value - before[name]) * 1000 / SERVERS, 2) for name, value in bench.cpu().items()}
+        bench.figures[f"{SERVERS} creates, {threads} clients"] = result | {
+            "cpu_ms_a_create": used, "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
+            "messages_a_create": round((bench.messages() - messages) / SERVERS, 2)}
+    load.create(client, "rest", 1000 - 2 * SERVERS - 25, THREADS, image, flavor)
+    times = [client.call("GET", "/servers/detail?limit=1000")[0] for _ in range(20)]
+    _, found = client.call("GET", "/servers/detail?limit=1000")
+    bench.figures[f"GET /servers/detail with {len(found['servers'])} servers"] = load.milliseconds(times)
+    bench.figures["memory after the load, PSS MiB"] = bench.memory()
+    bench.figures["doctor"] = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", "doctor"], capture_output=True, text=True, check=False,
+        env=dict(os.environ, KILONOVA_CONF=str(bench.cloud.config()))).stdout.strip().splitlines()[-1:]
+    restart(bench, client, image, flavor)
+
+
+def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
+    """Start of the API to its first successful POST."""
+    bench.cloud.stop("api")
+    began = time.monotonic()
+    bench.cloud.start("api")
+    while True:
+        try:
+            client = load.Client(bench.cloud.api_url, client.token)
+            client.call("POST", "/servers", {"server": {"name": "again", "imageRef": image, "flavorRef": flavor,
+                                                        "networks": "none"}})
+            break
+        except OSError:
+            time.sleep(0.05)
+    bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
+
+
+def main() -> int:
+    """Start everything, measure, print, stop everything."""
+    with tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder, Servers(Path(folder) / "servers") as servers:
+        Path(folder).chmod(0o755)
+        broker, database = servers.start("rabbitmq"), servers.start("mariadb")
+        bench_url = sa.make_url(database).set(database="bench")
+        admin = sa.create_engine(database, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with admin.connect() as connection:
+            connection.exec_driver_sql("CREATE DATABASE bench CHARACTER SET utf8mb4")
+            connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(6)), tuple(f"h{n}" for n in range(1, HOSTS + 1)),
+                      "memory", broker, bench_url.render_as_string(hide_password=False))
+        bench = Bench(cloud, servers, database)
+        say(f"Machine: {machine()}")
+        try:
+            measure(bench)
+        finally:
+            cloud.shut_down()
+            say(json.dumps(bench.figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
