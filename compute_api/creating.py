@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers come into being: one transaction for all the creates that are ready at the same moment.
+
+A thread that brings a create while no transaction runs leads: it commits what waits, its own first. Those that
+arrive meanwhile wait, and the first of them leads the next transaction with all the others: the project lock and
+the disk's flush are paid once for many, and one alone waits for nobody. There is no thread of our own.
+A create over its quota fails alone. When a transaction of several fails, its members are done one by one, so that
+one bad create hurts nobody else.
+In the transaction, in this order: lock each project, limits, usage, Idempotency-Keys, servers, actions, keys,
+group members.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common import errors
+from common.store import actions, quotas, server_groups, servers
+from common.store.engine import Store
+
+
+@dataclass(frozen=True)
+class Creation:
+    """One POST: from ``least`` to ``most`` servers alike.
+
+    rows(count) makes the server rows and action rows when the number is known. key, digest: of the
+    Idempotency-Key and the body that came with it. group: the server group that they join.
+    """
+
+    project_id: str
+    user_id: str
+    vcpus: int
+    memory_mb: int
+    least: int
+    most: int
+    reservation_id: str
+    rows: Callable[[int], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+    key: str | None = None
+    digest: str = ""
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What came of it: the first server's id; ``again``: it was there already, by its Idempotency-Key."""
+
+    server_id: str
+    reservation_id: str
+    again: bool = False
+
+
+@dataclass(eq=False)
+class _Ticket:
+    creation: Creation
+    turn: threading.Event = field(default_factory=threading.Event)
+    outcome: Created | BaseException | None = None
+
+
+class Creator:
+    """The door through which servers come into being in this process.
+
+    Args:
+        defaults: limits where neither project nor class has one.
+        at_most: how many creates one transaction takes.
+    """
+
+    def __init__(self, store: Store, defaults: Mapping[str, int], at_most: int = 64) -> None:
+        self._store, self._defaults, self._at_most = store, dict(defaults), at_most
+        self._lock = threading.Lock()
+        self._waiting: list[_Ticket] = []
+        self._led = False
+
+    def create(self, creation: Creation) -> Created:
+        """Commit it, alone or with others.
+
+        Raises:
+            OverQuota: fewer than ``least`` fit. Conflict: the Idempotency-Key came with another body before.
+            Unavailable: the database does not let it through.
+        """
+        ticket = _Ticket(creation)
+        with self._lock:
+            self._waiting.append(ticket)
+            leads, self._led = not self._led, True
+        if not leads:
+            ticket.turn.wait()
+        if ticket.outcome is None:
+            self._lead()
+        if isinstance(ticket.outcome, BaseException):
+            raise ticket.outcome
+        assert ticket.outcome is not None
+        return ticket.outcome
+
+    def _lead(self) -> None:
+        """Commit what waits; then let the first of those who came meanwhile lead."""
+        with self._lock:
+            batch, self._waiting = self._waiting[:self._at_most], self._waiting[self._at_most:]
+        try:
+            self._commit(batch)
+        finally:
+            with self._lock:
+                follower = self._waiting[0] if self._waiting else None
+                self._led = follower is not None
+            for ticket in batch:
+                if ticket.outcome is None:                     # only when this thread is being torn down
+                    ticket.outcome = errors.Unavailable("The API is stopping; try again.")
+                ticket.turn.set()
+            if follower is not None:
+                follower.turn.set()
+
+    def _commit(self, batch: list[_Ticket]) -> None:
+        try:
+            for ticket, outcome in self._store.write(lambda tx: self._work(tx, batch)):
+                ticket.outcome = outcome
+        except Exception as problem:  # noqa: BLE001  # whatever one of them did, the others get their own turn
+            if len(batch) == 1:
+                batch[0].outcome = problem
+                return
+            for ticket in batch:
+                self._commit([ticket])
+
+    def _work(self, tx: Any, batch: list[_Ticket]) -> list[tuple[_Ticket, Created | BaseException]]:
+        """The whole transaction; may run again after a deadlock, so it changes nothing but the database."""
+        by_project: dict[str, list[_Ticket]] = {}
+        for ticket in batch:
+            by_project.setdefault(ticket.creation.project_id, []).append(ticket)
+        for project_id in sorted(by_project):
+            quotas.lock(tx, project_id)
+        new = _New()
+        outcomes: list[tuple[_Ticket, Created | BaseException]] = []
+        for project_id in sorted(by_project):
+            book = _Book(tx, project_id, self._defaults, [ticket.creation for ticket in by_project[project_id]])
+            outcomes += [(ticket, _admit(book, ticket.creation, new)) for ticket in by_project[project_id]]
+        new.write(tx)
+        return outcomes
+
+
+@dataclass
+class _New:
+    """The rows that the transaction will insert, a statement a table."""
+
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[dict[str, str]] = field(default_factory=list)
+    members: list[dict[str, str]] = field(default_factory=list)
+
+    def write(self, tx: Any) -> None:
+        if self.servers:
+            servers.insert(tx, self.servers)
+            actions.insert(tx, self.actions)
+        if self.keys:
+            servers.remember(tx, self.keys)
+        server_groups.join(tx, self.members)
+
+
+class _Book:
+    """What one project may have, has, and has been promised earlier in this transaction."""
+
+    def __init__(self, tx: Any, project_id: str, defaults: dict[str, int], creations: Sequence[Creation]) -> None:
+        self.limits = quotas.limits(tx, project_id, defaults)
+        self.usage = quotas.usage(tx, project_id)
+        keys = [creation.key for creation in creations if creation.key is not None]
+        found = servers.idempotent(tx, project_id, keys) if keys else {}
+        self.known = {key: (row.digest, row.server_id, row.reservation_id) for key, row in found.items()}
+        groups = {creation.group for creation in creations if creation.group is not None}
+        self.members = {group: len(ids) for group, ids in server_groups.members(tx, groups).items()} if groups else {}
+
+    def fitting(self, creation: Creation) -> int:
+        """How many of the servers fit; raises OverQuota when too few."""
+        each = {"instances": 1, "cores": creation.vcpus, "ram": creation.memory_mb}
+        count, over = creation.most, {}
+        for user in ("", creation.user_id):
+            used = self.usage.get(user, quotas.Usage())
+            for resource, need in each.items():
+                limit = self.limits.of(resource, user)
+                if limit < 0 or not need or user and not self.limits.has_own(user, resource):
+                    continue
+                room = (limit - getattr(used, resource)) // need
+                count = min(count, room)
+                if room < creation.least:
+                    over[resource] = (need * creation.least, getattr(used, resource), limit)
+        if over:
+            raise errors.OverQuota(over)
+        if creation.group is not None:
+            limit, there = self.limits.of("server_group_members"), self.members[creation.group]
+            if 0 <= limit < there + creation.least:
+                raise errors.OverQuota({"server_group_members": (creation.least, there, limit)})
+            count = min(count, limit - there) if limit >= 0 else count
+        return count
+
+    def promise(self, creation: Creation, count: int) -> None:
+        """Count them as had."""
+        for user in ("", creation.user_id):
+            usage = self.usage.setdefault(user, quotas.Usage())
+            usage.add(count, count * creation.vcpus, count * creation.memory_mb)
+        if creation.group is not None:
+            self.members[creation.group] += count
+
+
+def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseException:
+    """One create within the transaction: known already, refused, or its rows added to ``new``."""
+    if creation.key in book.known:
+        digest, server_id, reservation_id = book.known[creation.key]
+        if digest != creation.digest:
+            return errors.Conflict("This Idempotency-Key was used before with another request; use a new key.")
+        return Created(server_id, reservation_id, again=True)
+    try:
+        count = book.fitting(creation)
+    except errors.OverQuota as problem:
+        return problem
+    server_rows, action_rows = creation.rows(count)
+    first = server_rows[0]["id"]
+    new.servers += server_rows
+    new.actions += action_rows
+    book.promise(creation, count)
+    if creation.group is not None:
+        new.members += [{"group_id": creation.group, "server_id": row["id"]} for row in server_rows]
+    if creation.key is not None:
+        book.known[creation.key] = (creation.digest, first, creation.reservation_id)
+        new.keys.append({"project_id": creation.project_id, "key": creation.key, "digest": creation.digest,
+                         "reservation_id": creation.reservation_id, "server_id": first})
+    return Created(first, creation.reservation_id)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API is given: the store and its neighbours, as the narrowest interfaces that it uses.
+
+``service.application`` builds the real ones after the fork; tests pass in-memory ones. Nothing in the API
+reaches for a global.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from common.clients.image import Image
+from common.store.engine import Store
+from compute_api.creating import Creator
+
+
+class Bell(Protocol):
+    """Wakes a conductor; never blocks, never fails."""
+
+    def ring(self) -> None: ...
+
+
+class Agents(Protocol):
+    """Asks a host at once; raises NoAnswer or the Problem that it answers with."""
+
+    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]: ...
+
+
+class Images(Protocol):
+    """Looks an image up with the caller's token; raises BadRequest when it is not there for them."""
+
+    def show(self, image_id: str, token: str) -> Image: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options that handlers need."""
+
+    max_limit: int = 1000
+    max_body: int = 1024 * 1024
+    public_url: str | None = None
+    policy_file: str | None = None
+    default_zone: str = "nova"
+    threads: int = 16
+    quota: Mapping[str, int] = field(default_factory=lambda: {
+        "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
+        "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,
+        "injected_file_path_bytes": 255})
+
+
+@dataclass
+class Services:
+    """Everything outside the API that it calls, and what its requests share.
+
+    creator: the one door for new servers. query_slots: how many requests may wait for a host at a time, a quarter of
+    the threads, so that silent hosts cannot stop the API.
+    """
+
+    store: Store
+    bell: Bell
+    agents: Agents
+    images: Images
+    settings: Settings = field(default_factory=Settings)
+    creator: Creator = field(init=False)
+    query_slots: threading.BoundedSemaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.creator = Creator(self.store, self.settings.quota)
+        self.query_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))

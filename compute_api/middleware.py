@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done to every request before and after its handler, one class a concern, in the order of ``app``.
+
+Each reads and writes ``req.context`` (a ``State``). Nothing here knows an operation.
+"""
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import falcon
+import orjson
+
+from common import errors, ids
+from common.context import RequestContext
+from compute_api import microversions, routes
+
+MAX_PARAMETERS = 200
+
+
+class State:
+    """What is known of a request so far."""
+
+    request_id: str
+    base: str = ""
+    shown_version: str = "v2.1"
+    legacy: bool = False
+    url_project: str = ""
+    open: bool = False
+    version: int = 0
+    caller: RequestContext
+
+
+class HttpRequest(falcon.Request):
+    """Falcon's request with our state on it."""
+
+    context_type = State
+    context: State
+
+
+class RequestIds:
+    """Every answer says which request it answers; a client's own id is kept beside ours."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        req.context.request_id = ids.new_request()
+
+    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: Any, succeeded: bool) -> None:
+        resp.set_header("X-Compute-Request-Id", req.context.request_id)
+        resp.set_header("X-Openstack-Request-Id", req.context.request_id)
+
+
+class Sizes:
+    """A body that says it is too long is refused before any of it is read."""
+
+    def __init__(self, max_body: int) -> None:
+        self._max = max_body
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        if (req.content_length or 0) > self._max:
+            raise _too_large(self._max)
+
+
+class Roots:
+    """Brings every way to write a URL to one: /v2.1/servers.
+
+    /v2 is the same API as it was before microversions. A project id may stand before the resource.
+    """
+
+    def __init__(self, public_url: str | None) -> None:
+        self._public = public_url.rstrip("/") if public_url else None
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        state = req.context
+        state.base = self._public or (req.prefix.rstrip("/"))
+        root, *parts = [part for part in req.path.split("/") if part] or [""]
+        state.open = root not in ("v2.1", "v2") or not parts or parts[0] == "versions"
+        if root not in ("v2.1", "v2"):
+            return
+        state.shown_version, state.legacy = root, root == "v2"
+        if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
+            state.url_project = parts.pop(0)
+        if parts:
+            req.path = "/v2.1/" + "/".join(parts)
+
+
+class Callers:
+    """Who asks, as the wrapper around the application found out; 401 for nobody, except where that is no matter."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        state, said = req.context, req.env.get
+        if state.open:
+            return
+        user, project = said("HTTP_X_USER_ID", ""), said("HTTP_X_PROJECT_ID", "")
+        if said("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
+            raise errors.Unauthorized("The request you have made requires authentication.")
+        if not project:
+            raise errors.Forbidden("The token has no project scope; ask for one with a project.")
+        if state.url_project and state.url_project != project:
+            raise errors.BadRequest(f"Malformed request URL: URL's project_id '{state.url_project[:64]}' doesn't match "
+                                    f"Context's project_id '{project}'")
+        asked_with = said("HTTP_X_OPENSTACK_REQUEST_ID", "")
+        state.caller = RequestContext(
+            user_id=user, project_id=project, request_id=state.request_id, token=said("HTTP_X_AUTH_TOKEN", ""),
+            roles=tuple(role.strip() for role in said("HTTP_X_ROLES", "").split(",") if role.strip()),
+            global_request_id=asked_with if ids.is_request(asked_with) else None,
+            system_scope=said("HTTP_OPENSTACK_SYSTEM_SCOPE"), project_name=said("HTTP_X_PROJECT_NAME"),
+            remote_address=req.remote_addr)
+
+
+class Microversions:
+    """Which version the request chose, and the headers that say so."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        state = req.context
+        if req.path.startswith("/v2.1"):
+            state.version = microversions.MIN if state.legacy else microversions.chosen(req.headers)
+
+    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: Any, succeeded: bool) -> None:
+        state = req.context
+        if not state.version or state.legacy:
+            return
+        version = microversions.text(state.version)
+        resp.set_header(microversions.MODERN, f"compute {version}")
+        resp.set_header(microversions.OLDER, version)
+        resp.append_header("Vary", f"{microversions.MODERN}, {microversions.OLDER}")
+
+
+def query_of(text: str) -> dict[str, list[str]]:
+    """Each parameter with the values that it was given."""
+    found: dict[str, list[str]] = {}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+    except ValueError as problem:
+        raise errors.BadRequest("Too many query parameters.") from problem
+    for name, value in pairs:
+        if "\x00" in value or "\x00" in name:
+            raise errors.BadRequest("A query parameter holds the character NUL.")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def body_of(req: HttpRequest, most: int) -> Any:
+    """The body as JSON; never more of it than ``most`` bytes is read.
+
+    Raises:
+        TooLarge, UnsupportedMediaType, BadRequest.
+    """
+    kind = (req.content_type or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise errors.UnsupportedMediaType(f"Unsupported Content-Type {kind[:80]}; send application/json")
+    chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
+    data = (req.stream if chunked else req.bounded_stream).read(most + 1)
+    if len(data) > most:
+        raise _too_large(most)
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as problem:
+        raise errors.BadRequest("Malformed request body") from problem
+    if b"\\u0000" in data and _holds_nul(body):
+        raise errors.BadRequest("The request body holds the character NUL.")
+    return body
+
+
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(_holds_nul(item) for item in value)
+
+
+def _too_large(most: int) -> errors.TooLarge:
+    return errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")

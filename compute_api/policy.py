@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what: Nova's rule names and defaults, an operator's file over them, and deny for all else.
+
+Called by the dispatcher for every operation, by handlers for parts of one, and by views for single fields. The
+target is what the database says about a thing (its project and user), never what a request claims. Roles imply
+one another: admin is a manager, a manager a member, a member a reader.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import errors
+from common.context import RequestContext
+
+ADMIN = "rule:context_is_admin"
+MANAGER = "rule:project_manager_or_admin"
+MEMBER = "rule:project_member_or_admin"
+READER = "rule:project_reader_or_admin"
+SELF = "(rule:context_is_admin) or user_id:%(user_id)s"
+ANYBODY = "@"
+NOBODY = "!"
+
+#: What the rules below are made of; the names are those that operators' files refer to.
+BASES = {
+    "context_is_admin": "role:admin",
+    "admin_or_owner": "is_admin:True or project_id:%(project_id)s",
+    "admin_api": "is_admin:True",
+    "project_manager_api": "role:manager and project_id:%(project_id)s",
+    "project_member_api": "role:member and project_id:%(project_id)s",
+    "project_reader_api": "role:reader and project_id:%(project_id)s",
+    "project_admin_api": "role:admin and project_id:%(project_id)s",
+    "project_manager_or_admin": "rule:project_manager_api or rule:context_is_admin",
+    "project_member_or_admin": "rule:project_member_api or rule:context_is_admin",
+    "project_reader_or_admin": "rule:project_reader_api or rule:context_is_admin",
+    "service_api": "role:service",
+    "service_or_admin": "rule:service_api or rule:context_is_admin",
+}
+
+_API = "os_compute_api:"
+#: Rule -> who may, in the order of the operations they guard.
+RULES: dict[str, str] = {
+    _API + "extensions": ANYBODY,
+    _API + "limits": ANYBODY,
+    _API + "limits:other_project": ADMIN,
+    _API + "servers:index": READER,
+    _API + "servers:detail": READER,
+    _API + "servers:show": READER,
+    _API + "servers:index:get_all_tenants": ADMIN,
+    _API + "servers:detail:get_all_tenants": ADMIN,
+    _API + "servers:allow_all_filters": ADMIN,
+    _API + "servers:show:host_status": ADMIN,
+    _API + "servers:show:host_status:unknown-only": ADMIN,
+    _API + "servers:show:flavor-extra-specs": READER,
+    _API + "os-extended-server-attributes": ADMIN,
+    _API + "servers:create": MEMBER,
+    _API + "servers:create:forced_host": ADMIN,
+    "compute:servers:create:requested_destination": ADMIN,
+    _API + "servers:create:attach_network": MEMBER,
+    _API + "servers:create:attach_volume": MEMBER,
+    _API + "servers:create:trusted_certs": MEMBER,
+    _API + "servers:create:zero_disk_flavor": ADMIN,
+    "network:attach_external_network": ADMIN,
+    _API + "servers:update": MEMBER,
+    _API + "servers:delete": MEMBER,
+    _API + "servers:start": MEMBER,
+    _API + "servers:stop": MEMBER,
+    _API + "servers:reboot": MEMBER,
+    _API + "os-console-output": MEMBER,
+    _API + "server-metadata:index": READER,
+    _API + "server-metadata:show": READER,
+    _API + "server-metadata:create": MEMBER,
+    _API + "server-metadata:update_all": MEMBER,
+    _API + "server-metadata:update": MEMBER,
+    _API + "server-metadata:delete": MEMBER,
+    _API + "os-server-tags:index": READER,
+    _API + "os-server-tags:show": READER,
+    _API + "os-server-tags:update": MEMBER,
+    _API + "os-server-tags:update_all": MEMBER,
+    _API + "os-server-tags:delete": MEMBER,
+    _API + "os-server-tags:delete_all": MEMBER,
+    _API + "ips:index": READER,
+    _API + "ips:show": READER,
+    _API + "os-instance-actions:list": READER,
+    _API + "os-instance-actions:show": READER,
+    _API + "os-instance-actions:events": ADMIN,
+    _API + "os-instance-actions:events:details": ADMIN,
+    _API + "os-flavor-manage:create": ADMIN,
+    _API + "os-flavor-manage:update": ADMIN,
+    _API + "os-flavor-manage:delete": ADMIN,
+    _API + "os-flavor-access": ADMIN,
+    _API + "os-flavor-access:add_tenant_access": ADMIN,
+    _API + "os-flavor-access:remove_tenant_access": ADMIN,
+    _API + "os-flavor-extra-specs:index": READER,
+    _API + "os-flavor-extra-specs:show": READER,
+    _API + "os-flavor-extra-specs:create": ADMIN,
+    _API + "os-flavor-extra-specs:update": ADMIN,
+    _API + "os-flavor-extra-specs:delete": ADMIN,
+    _API + "os-keypairs:index": SELF,
+    _API + "os-keypairs:show": SELF,
+    _API + "os-keypairs:create": SELF,
+    _API + "os-keypairs:delete": SELF,
+    _API + "os-server-groups:index": READER,
+    _API + "os-server-groups:index:all_projects": ADMIN,
+    _API + "os-server-groups:show": READER,
+    _API + "os-server-groups:create": MEMBER,
+    _API + "os-server-groups:delete": MEMBER,
+    _API + "os-quota-sets:show": READER,
+    _API + "os-quota-sets:detail": READER,
+    _API + "os-quota-sets:defaults": ANYBODY,
+    _API + "os-quota-sets:update": ADMIN,
+    _API + "os-quota-sets:delete": ADMIN,
+    _API + "os-quota-class-sets:show": ADMIN,
+    _API + "os-quota-class-sets:update": ADMIN,
+    _API + "os-services:list": ADMIN,
+    _API + "os-services:update": ADMIN,
+    _API + "os-services:delete": ADMIN,
+    _API + "os-hypervisors:list": ADMIN,
+    _API + "os-hypervisors:list-detail": ADMIN,
+    _API + "os-hypervisors:show": ADMIN,
+    _API + "os-hypervisors:statistics": ADMIN,
+    _API + "os-hypervisors:uptime": ADMIN,
+    _API + "os-hypervisors:search": ADMIN,
+    _API + "os-hypervisors:servers": ADMIN,
+    _API + "os-availability-zone:list": ANYBODY,
+    _API + "os-availability-zone:detail": ADMIN,
+    _API + "os-aggregates:index": ADMIN,
+    _API + "os-aggregates:show": ADMIN,
+}
+
+_IMPLIED = {"admin": ("manager", "member", "reader"), "manager": ("member", "reader"), "member": ("reader",)}
+
+
+@functools.lru_cache(maxsize=256)
+def implied(roles: tuple[str, ...]) -> tuple[str, ...]:
+    """The roles and those that they imply, in lower case."""
+    held = {role.lower() for role in roles}
+    return tuple(sorted(held.union(*(_IMPLIED.get(role, ()) for role in held))))
+
+
+class Policy:
+    """The rules in force in this process.
+
+    Args:
+        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the same name, and
+            it is read again when it changes. None: the defaults.
+    """
+
+    def __init__(self, policy_file: str | None = None) -> None:
+        from oslo_config import cfg
+        from oslo_policy import opts, policy
+        if policy_file and not Path(policy_file).is_file():
+            raise FileNotFoundError(f"[api] policy_file: there is no file {policy_file}")
+        conf = cfg.ConfigOpts()
+        conf([], project="kilonova", default_config_files=[], default_config_dirs=[])
+        opts.set_defaults(conf, policy_file=policy_file or "")
+        conf.set_override("policy_dirs", [], group="oslo_policy")
+        self._enforcer = policy.Enforcer(conf, policy_file=policy_file, use_conf=policy_file is not None)
+        scope = ["project"]
+        defaults = [policy.RuleDefault(name, check, scope_types=scope) for name, check in {**BASES, **RULES}.items()]
+        self._enforcer.register_defaults(defaults)
+        self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
+        if policy_file:
+            self._enforcer.load_rules()
+        else:       # without a file nobody else brings the defaults into force
+            self._enforcer.set_rules({default.name: default.check for default in defaults}, use_conf=False)
+
+    def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
+        """May the caller do it to the target (without one: to things of their own)? Unknown rules deny."""
+        if rule not in RULES and rule not in BASES:
+            return False
+        roles = implied(context.roles)
+        caller = {"user_id": context.user_id, "project_id": context.project_id, "roles": list(roles),
+                  "is_admin": "admin" in roles, "is_admin_project": True, "system_scope": context.system_scope,
+                  "domain_id": context.domain_id}
+        if target is None:
+            target = {"project_id": context.project_id, "user_id": context.user_id}
+        try:
+            return bool(self._enforcer.enforce(rule, dict(target), caller))
+        except self._refusals:
+            return False
+
+    def require(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
+        """Raises Forbidden when they may not."""
+        if not self.allows(rule, context, target):
+            raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Availability zones and aggregates: how hosts are grouped."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors
+from common.store import aggregates, services
+from compute_api.fields import Field, cut, render
+from compute_api.request import Request
+from compute_api.resources.services import INTERNAL
+from compute_api.views.servers import fraction
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-availability-zone: the zones that servers can be in."""
+    rows, by_host = _read(request)
+    found: dict[str, bool] = {}
+    for row in rows:
+        if row.binary == services.COMPUTE:
+            zone = by_host[row.host]
+            found[zone] = found.get(zone, False) or not row.disabled
+    return {"availabilityZoneInfo": [
+        {"zoneName": zone, "zoneState": {"available": available}, "hosts": None}
+        for zone, available in sorted(found.items(), key=lambda item: (not item[1], item[0]))]}
+
+
+def detail(request: Request) -> dict[str, Any]:
+    """GET /os-availability-zone/detail: also who is in them."""
+    rows, by_host = _read(request)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    enabled: dict[str, bool] = {}
+    for row in rows:
+        zone = by_host[row.host] if row.binary == services.COMPUTE else INTERNAL
+        enabled[zone] = enabled.get(zone, False) or not row.disabled
+        found.setdefault(zone, {}).setdefault(row.host, {})[row.binary] = {
+            "active": not row.disabled, "available": bool(row.up) and not row.forced_down,
+            "updated_at": fraction(row.seen_at)}
+    return {"availabilityZoneInfo": [
+        {"zoneName": zone, "zoneState": {"available": enabled[zone]}, "hosts": hosts if enabled[zone] else None}
+        for zone, hosts in sorted(found.items(), key=lambda item: (not enabled[item[0]], item[0]))]}
+
+
+def _read(request: Request) -> tuple[list[Any], dict[str, str]]:
+    def work(tx: Any) -> tuple[list[Any], dict[str, str]]:
+        return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)
+    return request.read(work)
+
+
+#: ``view`` is the list of the aggregate's hosts.
+AGGREGATE: tuple[Field, ...] = (
+    Field("id", lambda row, view: row.id),
+    Field("name", lambda row, view: row.name),
+    Field("availability_zone", lambda row, view: row.meta.get("availability_zone")),
+    Field("hosts", lambda row, view: view),
+    Field("metadata", lambda row, view: row.meta),
+    Field("created_at", lambda row, view: fraction(row.created_at)),
+    Field("updated_at", lambda row, view: fraction(row.updated_at)),
+    Field("deleted", lambda row, view: False),
+    Field("deleted_at", lambda row, view: None),
+    Field("uuid", lambda row, view: row.uuid, since="2.41"),
+)
+
+
+def list_aggregates(request: Request) -> dict[str, Any]:
+    """GET /os-aggregates"""
+    rows, hosts = request.read(aggregates.list_all)
+    getters = cut(AGGREGATE, request.version)
+    return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}
+
+
+def show_aggregate(request: Request, aggregate_id: str) -> dict[str, Any]:
+    """GET /os-aggregates/{id}"""
+    if not aggregate_id.isdecimal() or len(aggregate_id) > 18:
+        raise errors.BadRequest(f"Invalid aggregate id {aggregate_id[:40]}: give its number.")
+    row, hosts = request.read(aggregates.show, int(aggregate_id))
+    return {"aggregate": render(cut(AGGREGATE, request.version), row, hosts)}

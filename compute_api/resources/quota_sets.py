@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quota sets, quota class sets and limits: what may be had, and what is."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors
+from common.store import keypairs, quotas
+from compute_api.fields import Field, cut, render
+from compute_api.microversions import Range
+from compute_api.request import Request
+from compute_api.schemas.quota_sets import CLASS_RESOURCES, RESOURCES, UNLIMITED
+from compute_api.validation import truth
+
+DEFAULT_CLASS = "default"
+
+
+def _defaults(request: Request) -> dict[str, int]:
+    return {**request.services.settings.quota, **dict.fromkeys(UNLIMITED, -1)}
+
+
+def _known(request: Request, resources: dict[str, Range]) -> list[str]:
+    return [name for name, versions in resources.items() if request.version in versions]
+
+
+def _checked(request: Request, operation: str, project_id: str) -> None:
+    """May the caller look at this project's quota?"""
+    request.require(f"os_compute_api:os-quota-sets:{operation}", {"project_id": project_id})
+
+
+def show(request: Request, project_id: str) -> dict[str, Any]:
+    """GET /os-quota-sets/{project}"""
+    _checked(request, "show", project_id)
+    limits = request.read(quotas.limits, project_id, _defaults(request))
+    user = request.first("user_id") or ""
+    return {"quota_set": {"id": project_id, **{name: limits.of(name, user) for name in _known(request, RESOURCES)}}}
+
+
+def defaults(request: Request, project_id: str) -> dict[str, Any]:
+    """GET /os-quota-sets/{project}/defaults"""
+    limits = request.read(quotas.limits, quotas.CLASS, _defaults(request))
+    return {"quota_set": {"id": project_id, **{name: limits.of(name) for name in _known(request, RESOURCES)}}}
+
+
+def detail(request: Request, project_id: str) -> dict[str, Any]:
+    """GET /os-quota-sets/{project}/detail"""
+    _checked(request, "detail", project_id)
+    user = request.first("user_id") or ""
+
+    def work(tx: Any) -> dict[str, Any]:
+        limits = quotas.limits(tx, project_id, _defaults(request))
+        used = _used(tx, project_id, user)
+        return {name: {"limit": limits.of(name, user), "in_use": used.get(name, 0), "reserved": 0}
+                for name in _known(request, RESOURCES)}
+    return {"quota_set": {"id": project_id, **request.read(work)}}
+
+
+def _used(tx: Any, project_id: str, user_id: str = "") -> dict[str, int]:
+    used = quotas.usage(tx, project_id).get(user_id, quotas.Usage())
+    counted = {name: getattr(used, name) for name in quotas.COUNTED}
+    return {**counted, "server_groups": quotas.server_groups_used(tx, project_id),
+            "key_pairs": keypairs.count(tx, user_id) if user_id else 0}
+
+
+def update(request: Request, project_id: str) -> dict[str, Any]:
+    """PUT /os-quota-sets/{project}: limits below what is in use only with force."""
+    given = dict(request.body["quota_set"])
+    force, user = truth(given.pop("force", False)), request.first("user_id") or ""
+    values = {name: int(value) for name, value in given.items()}
+
+    def work(tx: Any) -> dict[str, int]:
+        quotas.lock(tx, project_id)
+        used = _used(tx, project_id, user)
+        for name, limit in values.items():
+            if 0 <= limit < used.get(name, 0) and not force:
+                raise errors.BadRequest(f"Quota limit {limit} for {name} must be greater than or equal to already used "
+                                        f"{used[name]}.")
+        quotas.put(tx, project_id, user, values)
+        limits = quotas.limits(tx, project_id, _defaults(request))
+        return {name: limits.of(name, user) for name in _known(request, RESOURCES)}
+    return {"quota_set": request.write(work)}
+
+
+def delete(request: Request, project_id: str) -> None:
+    """DELETE /os-quota-sets/{project}: back to the class's limits."""
+    request.write(quotas.forget, project_id, request.first("user_id") or "")
+
+
+# --- classes: only "default" has an effect, as in the API's other implementations ---
+def show_class(request: Request, name: str) -> dict[str, Any]:
+    """GET /os-quota-class-sets/{name}"""
+    return {"quota_class_set": {"id": name, **_class(request, name)}}
+
+
+def update_class(request: Request, name: str) -> dict[str, Any]:
+    """PUT /os-quota-class-sets/{name}"""
+    values = {key: int(value) for key, value in request.body["quota_class_set"].items()}
+    request.write(quotas.put, _class_key(name), "", values)
+    return {"quota_class_set": _class(request, name)}
+
+
+def _class(request: Request, name: str) -> dict[str, int]:
+    limits = request.read(quotas.limits, _class_key(name), _defaults(request))
+    return {key: limits.of(key) for key in _known(request, CLASS_RESOURCES)}
+
+
+def _class_key(name: str) -> str:
+    return quotas.CLASS if name == DEFAULT_CLASS else f"class:{name[:58]}"
+
+
+# --- limits ---
+def _limit(resource: str) -> Any:
+    return lambda row, view: row.of(resource)
+
+
+def _usage(resource: str) -> Any:
+    return lambda row, view: view.get(resource, 0)
+
+
+LIMITS: tuple[Field, ...] = (
+    Field("maxTotalInstances", _limit("instances")),
+    Field("maxTotalCores", _limit("cores")),
+    Field("maxTotalRAMSize", _limit("ram")),
+    Field("maxServerMeta", _limit("metadata_items")),
+    Field("maxImageMeta", _limit("metadata_items"), until="2.38"),
+    Field("maxPersonality", _limit("injected_files"), until="2.56"),
+    Field("maxPersonalitySize", _limit("injected_file_content_bytes"), until="2.56"),
+    Field("maxTotalKeypairs", _limit("key_pairs")),
+    Field("maxServerGroups", _limit("server_groups")),
+    Field("maxServerGroupMembers", _limit("server_group_members")),
+    Field("maxTotalFloatingIps", _limit("floating_ips"), until="2.35"),
+    Field("maxSecurityGroups", _limit("security_groups"), until="2.35"),
+    Field("maxSecurityGroupRules", _limit("security_group_rules"), until="2.35"),
+    Field("totalInstancesUsed", _usage("instances")),
+    Field("totalCoresUsed", _usage("cores")),
+    Field("totalRAMUsed", _usage("ram")),
+    Field("totalFloatingIpsUsed", _usage("floating_ips"), until="2.35"),
+    Field("totalSecurityGroupsUsed", _usage("security_groups"), until="2.35"),
+    Field("totalServerGroupsUsed", _usage("server_groups")),
+)
+
+
+def limits(request: Request) -> dict[str, Any]:
+    """GET /limits"""
+    project_id = request.first("tenant_id") or request.context.project_id
+    if project_id != request.context.project_id:
+        request.require("os_compute_api:limits:other_project")
+
+    def work(tx: Any) -> dict[str, Any]:
+        found = quotas.limits(tx, project_id, _defaults(request))
+        return render(cut(LIMITS, request.version), found, _used(tx, project_id))
+    return {"limits": {"rate": [], "absolute": request.read(work)}}

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /servers, from the body to the 202.
+
+Read what the request names (flavor, key, group, hosts; the image with the user's token), refuse what cannot be,
+then hand the rows to ``creating``, which commits them, and ring. Nothing is written before everything was read,
+and nothing outside the database happens before the commit.
+
+What the cloud does not have yet is refused by the name of its field: networks and ports, volumes, trusted image
+certificates. Personality files (up to 2.56) travel on the config drive, which such a server always gets.
+With an Idempotency-Key the same request may be sent again: it answers as it did the first time, and nothing
+is made twice; with another body it is a 409.
+"""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from common import errors, ids, models, states
+from common.clients.image import Image
+from common.store import flavors, hosts, keypairs, server_groups
+from common.wire import to_wire
+from compute_api.creating import Created, Creation
+from compute_api.request import Answer, Request
+from compute_api.resources import server_parts as parts
+from compute_api.resources.servers import zones
+from compute_api.validation import truth
+
+_API = "os_compute_api:"
+_PASSWORD_LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
+_PASSWORD_LENGTH = 12
+CREATE = next(row for row in states.ACTIONS if row.key == "create")
+
+
+@dataclass
+class Order:
+    """A create that was understood: everything of the rows but what differs between servers of one request."""
+
+    name: str
+    flavor: models.Flavor
+    image: Image
+    least: int
+    most: int
+    hostname: str | None
+    columns: dict[str, Any]
+    args: dict[str, Any] = field(default_factory=dict)
+    group: str | None = None
+
+
+def create(request: Request) -> Answer:
+    """POST /servers"""
+    body = request.body["server"]
+    key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
+    digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    order = _understood(request, body)
+    reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+
+    def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return _rows(request, order, reservation_id, count)
+    created = request.services.creator.create(Creation(
+        project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
+        memory_mb=order.flavor.memory_mb, least=order.least, most=order.most, reservation_id=reservation_id, rows=rows,
+        key=key, digest=digest, group=order.group))
+    if not created.again:
+        request.services.bell.ring()
+    return _answer(request, body, order, created, key)
+
+
+def _answer(request: Request, body: dict[str, Any], order: Order, created: Created, key: str | None) -> Answer:
+    if truth(body.get("return_reservation_id", False)):
+        return Answer({"reservation_id": created.reservation_id})
+    links = request.links.of("servers", created.server_id)
+    password = body.get("adminPass") or _password(created.server_id, key)
+    return Answer({"server": {
+        "id": created.server_id, "links": links, "OS-DCF:diskConfig": order.columns["disk_config"],
+        "security_groups": order.columns["security_groups"], "adminPass": password}},
+        headers={"Location": links[0]["href"]})
+
+
+def _password(server_id: str, key: str | None) -> str:
+    """A new password; with an Idempotency-Key one that only who knows the key can make again."""
+    if key is None:
+        return "".join(secrets.choice(_PASSWORD_LETTERS) for _ in range(_PASSWORD_LENGTH))
+    made = hmac.new(key.encode(), server_id.encode(), hashlib.sha256).digest()
+    return "".join(_PASSWORD_LETTERS[byte % len(_PASSWORD_LETTERS)] for byte in made[:_PASSWORD_LENGTH])
+
+
+def _understood(request: Request, body: dict[str, Any]) -> Order:
+    """Everything that can be wrong with a create is found here."""
+    least, most = parts.counts(body)
+    parts.refuse_networks(body)
+    parts.refuse_unsupported(body)
+    image_id = parts.boot_image(body)
+    files = parts.personality(body, request.services.settings.quota)
+    parts.check_metadata(body.get("metadata", {}), request.services.settings.quota["metadata_items"])
+    hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
+    zone, host = _destination(request, body)
+    flavor, key, group = _named(request, body, hints, zone, host)
+    image = request.services.images.show(image_id, request.context.token)
+    parts.check_image(image, flavor)
+    if flavor.root_gb == 0:
+        request.require(_API + "servers:create:zero_disk_flavor")
+    config_drive = truth(body.get("config_drive", False)) or bool(files) \
+        or image.ref.properties.get("img_config_drive") == "mandatory"
+    named = dict.fromkeys(group["name"] for group in body.get("security_groups", ()) if "name" in group)
+    columns = {
+        "description": body.get("description"),
+        "image_id": image.ref.id, "image": to_wire(image.ref), "flavor": to_wire(flavor), "flavor_id": flavor.id,
+        "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb, "disk_gb": flavor.disk_gb,
+        "key_name": key.name if key else None, "key_data": key.public_key if key else None,
+        "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
+        "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
+        "security_groups": [{"name": name} for name in named or ("default",)], "trusted_image_certificates": None,
+        "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
+        "disk_config": body.get("OS-DCF:diskConfig", "MANUAL"), "root_device_name": "/dev/vda",
+        "availability_zone": None, "pinned_availability_zone": zone}
+    args: dict[str, Any] = {"zone": zone, "host": host}
+    if files:
+        args["files"] = files
+    return Order(body["name"].strip(), flavor, image, least, most, body.get("hostname"), columns, args, group)
+
+
+def _destination(request: Request, body: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The zone and the host asked for; a host only by those who may."""
+    zone, host = parts.zone_and_host(body.get("availability_zone"))
+    if host is not None:
+        request.require(_API + "servers:create:forced_host")
+    asked = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    if asked:
+        request.require("compute:servers:create:requested_destination")
+        if host is not None:
+            raise errors.BadRequest("A host in availability_zone cannot be given together with "
+                                    f"{' and '.join(asked)}.")
+        host = _found_host(request, asked)
+    elif host is not None:
+        _found_host(request, {"host": host})
+    return zone, host
+
+
+def _found_host(request: Request, asked: dict[str, str]) -> str:
+    """The name of the one host that answers to all that is asked."""
+    wanted = asked.get("host")
+    for row in request.read(hosts.list_all, wanted):
+        if asked.get("hypervisor_hostname") in (None, row["hypervisor_hostname"]):
+            return str(row["name"])
+    raise errors.BadRequest(f"Compute host {wanted or asked['hypervisor_hostname']} could not be found.")
+
+
+def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: str | None, host: str | None
+           ) -> tuple[models.Flavor, Any, str | None]:
+    """What the request names and the database knows, read at one moment: flavor, key, group; the zone is checked."""
+    flavor_id, group_id = parts.flavor_id(body["flavorRef"]), parts.group_id(hints)
+
+    def work(tx: Any) -> tuple[models.Flavor, Any, str | None]:
+        try:
+            flavor = flavors.record(flavors.show(tx, flavor_id, request.scope))
+        except errors.NotFound as problem:
+            raise errors.BadRequest(problem.text) from problem
+        key = None
+        if body.get("key_name"):
+            try:
+                key = keypairs.show(tx, request.context.user_id, body["key_name"])
+            except errors.NotFound as problem:
+                raise errors.BadRequest("Invalid key_name provided.") from problem
+        if group_id is not None:
+            try:
+                server_groups.show(tx, group_id, request.context.project_id)
+            except errors.NotFound as problem:
+                raise errors.BadRequest(problem.text) from problem
+        if zone is not None and host is None and zone not in zones(tx, request.services.settings.default_zone):
+            raise errors.BadRequest("The requested availability zone is not available")
+        return flavor, key, group_id
+    return request.read(work)
+
+
+def _rows(request: Request, order: Order, reservation_id: str, count: int
+          ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of ``count`` servers and of the actions that will build them."""
+    context = request.context
+    server_rows, action_rows = [], []
+    for number in range(count):
+        server_id, action_id = ids.new(), ids.new()
+        suffix = f"-{number + 1}" if order.most > 1 else ""
+        name = order.name + suffix
+        hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
+        server_rows.append({
+            **order.columns, "id": server_id, "project_id": context.project_id, "user_id": context.user_id,
+            "name": name, "hostname": hostname, "fence": 1, "action": action_id, "vm_state": states.BUILDING,
+            "task_state": states.SCHEDULING, "reservation_id": reservation_id, "launch_index": number})
+        action_rows.append({
+            "id": action_id, "server_id": server_id, "project_id": context.project_id, "user_id": context.user_id,
+            "request_id": context.request_id, "name": CREATE.name, "workflow": CREATE.workflow, "args": order.args,
+            "fence": 1})
+    return server_rows, action_rows

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server groups: servers that a policy wants together or apart."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors
+from common.store import quotas, server_groups
+from compute_api.fields import Field, cut, render
+from compute_api.request import Request
+
+_RULE = "os_compute_api:os-server-groups:"
+#: ``view`` is the list of the group's servers.
+FIELDS: tuple[Field, ...] = (
+    Field("id", lambda row, view: row.id),
+    Field("name", lambda row, view: row.name),
+    Field("policies", lambda row, view: [row.policy], until="2.63"),
+    Field("policy", lambda row, view: row.policy, since="2.64"),
+    Field("rules", lambda row, view: row.rules, since="2.64"),
+    Field("members", lambda row, view: view),
+    Field("metadata", lambda row, view: {}, until="2.63"),
+    Field("project_id", lambda row, view: row.project_id, since="2.13"),
+    Field("user_id", lambda row, view: row.user_id, since="2.13"),
+)
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-server-groups"""
+    everybody = "all_projects" in request.query and request.allows(_RULE + "index:all_projects")
+    offset = int((request.first("offset") or "0")[:9])
+
+    def work(tx: Any) -> list[dict[str, Any]]:
+        project_id = None if everybody else request.context.project_id
+        rows = server_groups.page(tx, project_id, request.limit, offset)
+        members = server_groups.members(tx, [row.id for row in rows])
+        getters = cut(FIELDS, request.version)
+        return [render(getters, row, members[row.id]) for row in rows]
+    return {"server_groups": request.read(work)}
+
+
+def _find(tx: Any, request: Request, group_id: str, operation: str) -> Any:
+    row = server_groups.show(tx, group_id, request.scope)
+    request.require(_RULE + operation, {"project_id": row.project_id})
+    return row
+
+
+def show(request: Request, group_id: str) -> dict[str, Any]:
+    """GET /os-server-groups/{id}"""
+    def work(tx: Any) -> dict[str, Any]:
+        row = _find(tx, request, group_id, "show")
+        return render(cut(FIELDS, request.version), row, server_groups.members(tx, [row.id])[row.id])
+    return {"server_group": request.read(work)}
+
+
+def create(request: Request) -> dict[str, Any]:
+    """POST /os-server-groups"""
+    given = request.body["server_group"]
+    policy = given["policy"] if "policy" in given else given["policies"][0]
+    rules = {key: int(value) for key, value in given.get("rules", {}).items()}
+    if rules and policy != "anti-affinity":
+        raise errors.BadRequest("Only anti-affinity policy supports rules.")
+    context = request.context
+
+    def work(tx: Any) -> Any:
+        quotas.lock(tx, context.project_id)
+        limit = quotas.limits(tx, context.project_id, dict(request.services.settings.quota)).of("server_groups")
+        if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):
+            raise errors.Forbidden("Quota exceeded, too many server groups.")
+        return server_groups.create(tx, {"project_id": context.project_id, "user_id": context.user_id,
+                                         "name": given["name"].strip(), "policy": policy, "rules": rules})
+    return {"server_group": render(cut(FIELDS, request.version), request.write(work), [])}
+
+
+def delete(request: Request, group_id: str) -> None:
+    """DELETE /os-server-groups/{id}"""
+    request.write(lambda tx: server_groups.delete(tx, _find(tx, request, group_id, "delete").id))

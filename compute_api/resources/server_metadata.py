@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata and tags of a server: small values that change without touching its guest."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from common import errors
+from common.store import servers
+from common.store.servers import loads
+from compute_api.request import Answer, Request
+from compute_api.resources import server_parts as parts
+
+MAX_TAGS = 50
+_TAG = re.compile(r"[^,/]{1,60}\Z")
+Metadata = dict[str, str]
+
+
+def index(request: Request, server: Any) -> dict[str, Any]:
+    """GET …/metadata"""
+    return {"metadata": loads(server.meta)}
+
+
+def show(request: Request, server: Any, key: str) -> dict[str, Any]:
+    """GET …/metadata/{key}"""
+    return {"meta": {key: _item(loads(server.meta), key)}}
+
+
+def _item(metadata: Metadata, key: str) -> str:
+    if key not in metadata:
+        raise errors.NotFound("Metadata item was not found")
+    return metadata[key]
+
+
+def add(request: Request, server: Any) -> dict[str, Any]:
+    """POST …/metadata: what is given is added to what is there."""
+    return {"metadata": _change(request, server, lambda old: {**old, **request.body["metadata"]})}
+
+
+def replace(request: Request, server: Any) -> dict[str, Any]:
+    """PUT …/metadata"""
+    return {"metadata": _change(request, server, lambda old: request.body["metadata"])}
+
+
+def put(request: Request, server: Any, key: str) -> dict[str, Any]:
+    """PUT …/metadata/{key}"""
+    if key not in request.body["meta"]:
+        raise errors.BadRequest("Request body and URI mismatch")
+    _change(request, server, lambda old: {**old, **request.body["meta"]})
+    return {"meta": request.body["meta"]}
+
+
+def remove(request: Request, server: Any, key: str) -> None:
+    """DELETE …/metadata/{key}"""
+    def without(old: Metadata) -> Metadata:
+        _item(old, key)
+        return {name: value for name, value in old.items() if name != key}
+    _change(request, server, without)
+
+
+def _change(request: Request, server: Any, change: Callable[[Metadata], Metadata]) -> Metadata:
+    """Replace the metadata under the server's lock, within the limit of items."""
+    if server.locked and not request.is_admin:
+        raise errors.Locked(server.id)
+    limit = request.services.settings.quota["metadata_items"]
+
+    def checked(old: Metadata) -> Metadata:
+        new = change(old)
+        if len(new) > len(old):
+            parts.check_metadata(new, limit)
+        return new
+    changed: Metadata = request.write(servers.change_json, server.id, "meta", checked)
+    return changed
+
+
+# --- tags ---
+def tags(request: Request, server: Any) -> dict[str, Any]:
+    """GET …/tags"""
+    return {"tags": loads(server.tags)}
+
+
+def has_tag(request: Request, server: Any, tag: str) -> None:
+    """GET …/tags/{tag}"""
+    if tag not in loads(server.tags):
+        raise _no_tag(server, tag)
+
+
+def replace_tags(request: Request, server: Any) -> dict[str, Any]:
+    """PUT …/tags"""
+    new = sorted(set(request.body["tags"]))
+    return {"tags": request.write(servers.change_json, server.id, "tags", lambda old: new)}
+
+
+def add_tag(request: Request, server: Any, tag: str) -> Answer:
+    """PUT …/tags/{tag}: 201 when it is new, 204 when the server had it."""
+    if not _TAG.match(tag):
+        raise errors.BadRequest(f"Tag '{tag[:80]}' is invalid. It must be a non empty string without characters '/' "
+                                "and ',' and at most 60 characters long.")
+
+    def with_tag(old: list[str]) -> list[str]:
+        if tag not in old and len(old) >= MAX_TAGS:
+            raise errors.BadRequest(f"The number of tags exceeded the per-server limit {MAX_TAGS}")
+        return sorted({*old, tag})
+    known = tag in loads(server.tags)
+    request.write(servers.change_json, server.id, "tags", with_tag)
+    return Answer(None, 204 if known else 201, {
+        "Location": f"{request.links.root}servers/{server.id}/tags/{tag}"} if not known else {})
+
+
+def remove_tag(request: Request, server: Any, tag: str) -> None:
+    """DELETE …/tags/{tag}"""
+    def without(old: list[str]) -> list[str]:
+        if tag not in old:
+            raise _no_tag(server, tag)
+        return [other for other in old if other != tag]
+    request.write(servers.change_json, server.id, "tags", without)
+
+
+def remove_tags(request: Request, server: Any) -> None:
+    """DELETE …/tags"""
+    request.write(servers.change_json, server.id, "tags", lambda old: [])
+
+
+def _no_tag(server: Any, tag: str) -> errors.NotFound:
+    return errors.NotFound(f"Server {server.id} has no tag '{tag}'")
+
+
+# --- addresses ---
+def addresses(request: Request, server: Any) -> dict[str, Any]:
+    """GET …/ips: none, until servers have interfaces."""
+    return {"addresses": {}}
+
+
+def addresses_on(request: Request, server: Any, network: str) -> dict[str, Any]:
+    """GET …/ips/{network}"""
+    raise errors.NotFound("Network not found")

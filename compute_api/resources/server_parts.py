@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a create request, one small function each: pure, raising BadRequest that names the field."""
+from __future__ import annotations
+
+import base64
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from common import errors, models
+from common.clients.image import Image
+
+GIB = 1024 ** 3
+
+
+def counts(body: Mapping[str, Any]) -> tuple[int, int]:
+    """min_count and max_count, with the API's defaults for either."""
+    least = int(body.get("min_count") or 1)
+    most = int(body.get("max_count") or least)
+    if least < 1 or most < 1:
+        raise errors.BadRequest("min_count and max_count must be at least 1")
+    if least > most:
+        raise errors.BadRequest("min_count must be <= max_count")
+    if most > 1000:
+        raise errors.BadRequest("max_count must be at most 1000: make the servers in several requests")
+    return least, most
+
+
+def refuse_networks(body: Mapping[str, Any]) -> None:
+    """Servers have no interfaces yet: nothing, "none" and "auto" all mean that."""
+    networks = body.get("networks")
+    if isinstance(networks, list) and networks:
+        raise errors.BadRequest("networks: this cloud has no network service; leave networks out, or ask for "
+                                "\"none\" or \"auto\".")
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """What no server of this cloud can have."""
+    if body.get("block_device_mapping"):
+        raise errors.BadRequest("block_device_mapping: this cloud has no volume service; boot from an image.")
+    if body.get("trusted_image_certificates"):
+        raise errors.BadRequest("trusted_image_certificates: this cloud does not validate image signatures.")
+
+
+def boot_image(body: Mapping[str, Any]) -> str:
+    """The image to boot from. A mapping may repeat it as the local boot disk; any other mapping is refused."""
+    image_id = str(body.get("imageRef") or "")
+    for mapping in body.get("block_device_mapping_v2", ()):
+        if mapping.get("source_type") != "image" or mapping.get("destination_type") != "local" \
+                or {"volume_id", "snapshot_id", "volume_size", "volume_type"} & set(mapping):
+            raise errors.BadRequest("block_device_mapping_v2: this cloud has no volume service; the only mapping is "
+                                    "the image as local boot disk (source_type image, destination_type local).")
+        if mapping.get("tag"):
+            raise errors.BadRequest("block_device_mapping_v2.tag: disks cannot be tagged in this cloud.")
+        if str(mapping.get("boot_index", "")) != "0" or mapping.get("uuid", mapping.get("image_id")) != image_id:
+            raise errors.BadRequest("Block Device Mapping is Invalid: Boot sequence for the instance and image/block "
+                                    "device mapping combination is not valid.")
+    if len(body.get("block_device_mapping_v2", ())) > 1:
+        raise errors.BadRequest("block_device_mapping_v2: only one disk can be the boot disk.")
+    if not image_id:
+        raise errors.BadRequest("Invalid imageRef provided.")
+    return image_id
+
+
+def flavor_id(reference: str | int) -> str:
+    """The id in a flavorRef, which may be a link."""
+    return str(reference).rstrip("/").rpartition("/")[2]
+
+
+def group_id(hints: Mapping[str, Any]) -> str | None:
+    """The server group that the hints name."""
+    group = hints.get("group")
+    return group[0] if isinstance(group, list) and group else group or None
+
+
+def personality(body: Mapping[str, Any], limits: Mapping[str, int]) -> list[dict[str, str]]:
+    """The files to put on the config drive, within the limits."""
+    files = [{"path": str(item.get("path", "")), "contents": "".join(str(item.get("contents", "")).split())}
+             for item in body.get("personality", ())]
+    if 0 <= limits["injected_files"] < len(files):
+        raise errors.Forbidden(f"Quota exceeded: at most {limits['injected_files']} injected files.")
+    for item in files:
+        if not item["path"]:
+            raise errors.BadRequest("personality: each file needs a path.")
+        if 0 <= limits["injected_file_path_bytes"] < len(item["path"].encode()):
+            raise errors.Forbidden(f"Quota exceeded: a path has at most {limits['injected_file_path_bytes']} bytes.")
+        if 0 <= limits["injected_file_content_bytes"] < len(base64.b64decode(item["contents"])):
+            raise errors.Forbidden(f"Quota exceeded: a file has at most {limits['injected_file_content_bytes']} bytes.")
+    return files
+
+
+def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
+    """Within the limit of items. Raises Forbidden, as the API has it."""
+    if 0 <= limit < len(metadata):
+        raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
+
+
+def zone_and_host(text: str | None) -> tuple[str | None, str | None]:
+    """ZONE, ZONE:HOST or ZONE:HOST:NODE; with a host the zone may be empty."""
+    if text is None:
+        return None, None
+    zone, *rest = text.split(":")
+    if len(rest) > 2:
+        raise errors.BadRequest("Unable to parse availability_zone: give ZONE, or ZONE:HOST.")
+    host = next((part for part in rest if part), None)
+    return zone or None, host
+
+
+def check_image(image: Image, flavor: models.Flavor) -> None:
+    """Can this image run in this flavor?"""
+    if image.status != "active":
+        raise errors.BadRequest(f"Image {image.ref.id} is not active.")
+    if flavor.memory_mb < image.min_ram:
+        raise errors.BadRequest("Flavor's memory is too small for requested image.")
+    if flavor.root_gb == 0:
+        return
+    if flavor.root_gb < image.min_disk:
+        raise errors.BadRequest(f"Flavor's disk is too small for requested image. Flavor disk is "
+                                f"{flavor.root_gb * GIB} bytes, image needs at least {image.min_disk * GIB} bytes.")
+    size = max(image.ref.size, image.virtual_size)
+    if size > flavor.root_gb * GIB:
+        raise errors.BadRequest(f"Flavor's disk is too small for requested image. Flavor disk is "
+                                f"{flavor.root_gb * GIB} bytes, image is {size} bytes.")
+
+
+def hostname(name: str, server_id: str) -> str:
+    """A host name made of a server's name: letters, digits and hyphens, at most 63."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    plain = re.sub(r"[ _.]", "-", plain)
+    plain = re.sub(r"[^a-z0-9-]+", "", plain)[:63].strip("-")
+    return plain or f"server-{server_id}"
+
+
+def idempotency_key(text: str | None) -> str | None:
+    """The header's value; any printable ASCII text of at most 255."""
+    if text is None:
+        return None
+    if not 0 < len(text) <= 255 or not text.isascii() or not text.isprintable():
+        raise errors.BadRequest("Idempotency-Key: give 1 to 255 printable ASCII characters.")
+    return text

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers: list, show, update, delete. Creating one is a story of its own, in ``server_create``."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from common import clock, errors, states
+from common.store import actions, aggregates, server_groups, servers, services
+from common.store.servers import Wanted
+from compute_api.microversions import Range
+from compute_api.request import Request
+from compute_api.validation import truth
+from compute_api.views import servers as view
+
+_API = "os_compute_api:"
+_TAGS = ("tags", "tags-any", "not-tags", "not-tags-any")
+#: What everybody may filter by, since when; admins may by every column.
+_OPEN_FILTERS: dict[str, Range] = {
+    **{name: Range() for name in ("reservation_id", "name", "image", "flavor", "ip")},
+    "ip6": Range("2.5"),
+    **{name: Range("2.83") for name in (
+        "availability_zone", "config_drive", "key_name", "created_at", "launched_at", "terminated_at", "power_state",
+        "task_state", "vm_state", "progress", "user_id")}}
+_LOCKED_FILTER = Range("2.73")
+_STRICT_STATUS = Range("2.38")
+#: Sort keys that tell where servers are.
+_ADMIN_SORT = ("host", "node")
+#: Parameters that are no filters on columns.
+_OTHER = {"limit", "marker", "sort_key", "sort_dir", "all_tenants", "deleted", "soft_deleted", "status",
+          "changes-since", "changes-before", "locked", "project_id", "tenant_id", *_TAGS}
+_NO_FILTER = {"block_device_mapping", "services", "metadata", "system_metadata", "info_cache", "security_groups",
+              "pci_devices"}
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /servers"""
+    return _list(request, "servers", names_only=True)
+
+
+def detail(request: Request) -> dict[str, Any]:
+    """GET /servers/detail"""
+    return _list(request, "servers/detail", names_only=False)
+
+
+def _list(request: Request, path: str, names_only: bool) -> dict[str, Any]:
+    wanted = _wanted(request, "index" if names_only else "detail")
+    if wanted is None or wanted.limit == 0:
+        return {"servers": []}
+    allowed = frozenset() if names_only else request.allowed(view.RULES)
+    made = view.View(request.links, request.is_admin, allowed)
+
+    def work(tx: Any) -> list[Any]:
+        rows = servers.page(tx, wanted, heavy=not names_only and view.shows_user_data(request.version, allowed))
+        if view.shows_hosts(allowed):
+            made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
+        return rows
+    rows = request.read(work)
+    items = view.many(rows, made, request.version, names_only)
+    return request.page("servers", path, items, rows[-1].id if rows else None)
+
+
+def _wanted(request: Request, operation: str) -> Wanted | None:
+    """The query in the store's words; None when it can find nothing."""
+    all_filters = request.allows(_API + "servers:allow_all_filters")
+    filters = _filters(request, all_filters)
+    if "ip" in filters or "ip6" in filters:
+        return None                                            # no server has an address yet
+    listed_states, known = _states(request.query.get("status", ()))
+    if not known:
+        if request.version in _STRICT_STATUS:
+            raise errors.BadRequest("Invalid status value")
+        return None
+    times = {name: _time(request, name) for name in ("changes-since", "changes-before")}
+    deleted = _deleted(request, all_filters, any(value is not None for value in times.values()))
+    if listed_states is not None and [vm for vm, _, _ in listed_states] == [states.DELETED]:
+        if not all_filters:
+            raise errors.Forbidden("Only administrators may list deleted instances")
+        deleted = True
+    if (times["changes-since"] or 0) > (times["changes-before"] or 2 ** 62):
+        raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
+    return Wanted(
+        project_id=_project(request, operation, all_filters), deleted=deleted, filters=filters, states=listed_states,
+        tags={name: text.split(",") for name in _TAGS if (text := request.first(name))},
+        changed_since=times["changes-since"], changed_before=times["changes-before"],
+        sort=_sort(request), marker=request.first("marker"), limit=request.limit)
+
+
+def _filters(request: Request, all_filters: bool) -> dict[str, Any]:
+    """Filters on columns that the caller may use; others are passed over, as the API has it."""
+    found: dict[str, Any] = {}
+    for name, values in request.query.items():
+        if name in _NO_FILTER or name.startswith("_"):
+            raise errors.BadRequest(f"Invalid filter field: {name}.")
+        usable = all_filters and name in servers.COLUMNS or request.version in _OPEN_FILTERS.get(name, Range("2.9999"))
+        if name not in _OTHER and (usable or all_filters and name in ("ip", "ip6")):
+            found[name] = truth(values[-1]) if name == "config_drive" else values[-1]
+    if request.version in _LOCKED_FILTER and "locked" in request.query:
+        found["locked"] = _boolean(request, "locked")
+    return found
+
+
+def _boolean(request: Request, name: str) -> bool:
+    """A parameter that must be a boolean."""
+    value = (request.first(name) or "").strip().lower()
+    if value not in ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n"):
+        raise errors.BadRequest(f"Invalid {name} value '{value[:40]}': give true or false.")
+    return truth(value)
+
+
+def _states(statuses: Sequence[str]) -> tuple[list[tuple[str, Sequence[str], Sequence[str]]] | None, bool]:
+    """The states that show as one of these statuses, and whether any of these exists."""
+    if not statuses:
+        return None, True
+    found: list[tuple[str, Sequence[str], Sequence[str]]] = []
+    for status in statuses:
+        for vm_state, tasks in states.vm_states_of(status.upper()):
+            found.append((vm_state, tasks, () if tasks else _shown_otherwise(vm_state)))
+    return found, bool(found)
+
+
+def _shown_otherwise(vm_state: str) -> tuple[str, ...]:
+    """The task_states in which a server of this vm_state shows another status."""
+    words = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
+    return tuple(sorted(word for word in words if states.status(vm_state, word) != states.status(vm_state, None)))
+
+
+def _time(request: Request, name: str) -> int | None:
+    value = request.first(name)
+    if value is None or name == "changes-before" and request.version not in Range("2.66"):
+        return None
+    return clock.parse(value)
+
+
+def _deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
+    """Servers that are gone are listed to admins who ask, and to everybody who asks what has changed."""
+    if all_filters and "deleted" in request.query:
+        return _boolean(request, "deleted")
+    return None if by_time else False
+
+
+def _project(request: Request, operation: str, all_filters: bool) -> str | None:
+    """Whose servers: one's own project's, or with all_tenants everybody's or another project's."""
+    given = request.first("all_tenants")
+    if given is None or given != "" and not _boolean(request, "all_tenants"):
+        return request.context.project_id
+    request.require(f"{_API}servers:{operation}:get_all_tenants")
+    if not all_filters:
+        return None
+    return request.first("project_id") or request.first("tenant_id")
+
+
+def _sort(request: Request) -> list[tuple[str, bool]]:
+    keys, directions = request.query.get("sort_key", []), request.query.get("sort_dir", [])
+    if any(direction.lower() not in ("asc", "desc") for direction in directions):
+        raise errors.BadRequest("Unknown sort direction, must be one of: asc, desc")
+    if len(directions) > len(keys) and keys:
+        raise errors.BadRequest("There are more sort directions than sort keys.")
+    if not request.is_admin:
+        for key in keys:
+            if key in _ADMIN_SORT:
+                raise errors.Forbidden(f"Only administrators can sort servers by {key}")
+    directions = directions + ["desc"] * len(keys)
+    keys = keys or (["created_at"] if directions else [])
+    return [(key, direction.lower() == "desc") for key, direction in zip(keys, directions, strict=False)]
+
+
+def show(request: Request, server: Any) -> dict[str, Any]:
+    """GET /servers/{id}"""
+    return body_of(request, server)
+
+
+def body_of(request: Request, server: Any, change: bool = False) -> dict[str, Any]:
+    """One server as an answer; ``change``: to PUT."""
+    made = view.View(request.links, request.is_admin, request.allowed(view.RULES))
+
+    def work(tx: Any) -> None:
+        if server.host and view.shows_hosts(made.allowed):
+            made.hosts = servers.host_facts(tx, [server.host])
+        made.groups = server_groups.of_server(tx, server.id)
+    request.read(work)
+    return view.one(server, made, request.version, change)
+
+
+_UPDATED = {"name": "name", "description": "description", "accessIPv4": "access_ip_v4", "accessIPv6": "access_ip_v6",
+            "OS-DCF:diskConfig": "disk_config", "hostname": "hostname",
+            "pinned_availability_zone": "pinned_availability_zone"}
+
+
+def update(request: Request, server: Any) -> dict[str, Any]:
+    """PUT /servers/{id}: what needs no work on a host."""
+    given = request.body["server"]
+    values = {column: given[key] for key, column in _UPDATED.items() if key in given}
+    if "name" in values:
+        values["name"] = values["name"].strip()
+    zone = given.get("pinned_availability_zone")
+    if zone is not None and zone != server.availability_zone:
+        raise errors.Conflict(f"Instance {server.id} is in availability zone {server.availability_zone}; it can be "
+                              "pinned to that one, or with null to none.")
+
+    def work(tx: Any) -> Any:
+        if values:
+            servers.update(tx, server.id, values)
+        return servers.show(tx, server.id)
+    return body_of(request, request.write(work), change=True)
+
+
+DELETE = next(row for row in states.ACTIONS if row.key == "delete")
+
+
+def delete(request: Request, server: Any) -> None:
+    """DELETE /servers/{id}: always wins over what is being done to the server."""
+    request.write(actions.begin, DELETE, server.id, context=request.context, project_id=request.scope)
+    request.services.bell.ring()
+
+
+def zones(tx: Any, default: str) -> set[str]:
+    """The availability zones that have an enabled host."""
+    by_host = aggregates.zones(tx, default)
+    return {by_host[row.host] for row in services.list_all(tx, binary=services.COMPUTE) if not row.disabled}

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services: who is there, and taking a host out of use or declaring it down."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors, ids
+from common.store import aggregates, services
+from compute_api.fields import Field, cut, render
+from compute_api.microversions import Range
+from compute_api.request import Request
+from compute_api.validation import truth
+from compute_api.views.servers import fraction
+
+#: The zone of services that are no hosts for servers.
+INTERNAL = "internal"
+
+
+def state(row: Any) -> str:
+    """Up as the conductors judged, and not declared down."""
+    return "up" if row.up and not row.forced_down else "down"
+
+
+def status(row: Any) -> str:
+    """Whether it takes new servers."""
+    return "disabled" if row.disabled else "enabled"
+
+
+#: ``view`` maps hosts to their zone.
+FIELDS: tuple[Field, ...] = (
+    Field("id", lambda row, view: row.id, until="2.52"),
+    Field("id", lambda row, view: row.uuid, since="2.53"),
+    Field("binary", lambda row, view: row.binary),
+    Field("host", lambda row, view: row.host),
+    Field("zone", lambda row, view: view[row.host] if row.binary == services.COMPUTE else INTERNAL),
+    Field("status", lambda row, view: status(row)),
+    Field("state", lambda row, view: state(row)),
+    Field("updated_at", lambda row, view: fraction(row.seen_at or row.updated_at)),
+    Field("disabled_reason", lambda row, view: row.disabled_reason),
+    Field("forced_down", lambda row, view: row.forced_down, since="2.11"),
+)
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-services"""
+    def work(tx: Any) -> list[dict[str, Any]]:
+        zones = aggregates.zones(tx, request.services.settings.default_zone)
+        rows = services.list_all(tx, host=request.first("host"), binary=request.first("binary"))
+        getters = cut(FIELDS, request.version)
+        return [render(getters, row, zones) for row in rows]
+    return {"services": request.read(work)}
+
+
+_FORCED = Range("2.11", "2.52")
+
+
+def update_by_host(request: Request, service_id: str) -> dict[str, Any]:
+    """PUT /os-services/{enable, disable, disable-log-reason, force-down} (before 2.53)."""
+    given = request.body
+    known = {"enable": _enable, "disable": _disable, "disable-log-reason": _disable_with_reason,
+             **({"force-down": _force_down} if request.version in _FORCED else {})}
+    if service_id not in known:
+        raise errors.NotFound("Unknown action")
+    changes, shown = known[service_id](given)
+
+    def work(tx: Any) -> None:
+        rows = services.list_all(tx, host=given["host"], binary=given["binary"])
+        if not rows:
+            raise errors.NotFound(f"Could not find binary {given['binary']} on host {given['host']}.")
+        services.set_state(tx, rows[0].uuid, **changes)
+    request.write(work)
+    request.services.bell.ring()
+    return {"service": {"host": given["host"], "binary": given["binary"], **shown}}
+
+
+Change = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _enable(given: dict[str, Any]) -> Change:
+    return {"disabled": False, "disabled_reason": None}, {"status": "enabled"}
+
+
+def _disable(given: dict[str, Any]) -> Change:
+    return {"disabled": True, "disabled_reason": None}, {"status": "disabled"}
+
+
+def _disable_with_reason(given: dict[str, Any]) -> Change:
+    if "disabled_reason" not in given:
+        raise errors.BadRequest("Missing disabled reason field")
+    reason = given["disabled_reason"]
+    return {"disabled": True, "disabled_reason": reason}, {"status": "disabled", "disabled_reason": reason}
+
+
+def _force_down(given: dict[str, Any]) -> Change:
+    if "forced_down" not in given:
+        raise errors.BadRequest("Missing forced_down field")
+    forced = truth(given["forced_down"])
+    return {"forced_down": forced}, {"forced_down": forced}
+
+
+def update(request: Request, service_id: str) -> dict[str, Any]:
+    """PUT /os-services/{uuid}"""
+    if not ids.is_uuid(service_id):
+        raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
+    changes = _changes(request.body)
+
+    def work(tx: Any) -> dict[str, Any]:
+        row = services.show(tx, service_id)
+        if row is None:
+            raise errors.NotFound(f"Service {service_id} could not be found.")
+        if row.binary != services.COMPUTE:
+            raise errors.BadRequest(f"Updating a {row.binary} service is not supported. Only nova-compute services "
+                                    "can be updated.")
+        services.set_state(tx, service_id, **changes)
+        zones = aggregates.zones(tx, request.services.settings.default_zone)
+        return render(cut(FIELDS, request.version), services.show(tx, service_id), zones)
+    shown = request.write(work)
+    request.services.bell.ring()
+    return {"service": shown}
+
+
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    if not {"status", "forced_down"} & set(given):
+        raise errors.BadRequest("No updates were requested. Fields 'status' or 'forced_down' should be specified.")
+    changes: dict[str, Any] = {}
+    if "disabled_reason" in given and given.get("status") != "disabled":
+        raise errors.BadRequest("Specifying disabled_reason requires that status is set to disabled.")
+    if "status" in given:
+        disabled = given["status"] == "disabled"
+        changes |= {"disabled": disabled, "disabled_reason": given.get("disabled_reason") if disabled else None}
+    if "forced_down" in given:
+        changes["forced_down"] = truth(given["forced_down"])
+    return changes

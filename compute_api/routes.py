@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation of the API: one row each, and nothing about an operation is said anywhere else but in its handler.
+
+Several rows of one method and path differ by their versions. A path that no row knows is 404; a path that has
+another method is 405; a row outside its versions is 404. ``policy`` is the rule asked before the handler runs: for a
+route about a server with that server as target, else with the caller's own project; handlers with '' ask themselves.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compute_api.microversions import Range
+from compute_api.resources import (
+    availability_zones,
+    extensions,
+    flavors,
+    hypervisors,
+    instance_actions,
+    keypairs,
+    quota_sets,
+    server_actions,
+    server_create,
+    server_groups,
+    server_metadata,
+    servers,
+    services,
+)
+from compute_api.schemas import common
+from compute_api.schemas import flavors as flavor_bodies
+from compute_api.schemas import hypervisors as hypervisor_bodies
+from compute_api.schemas import instance_actions as instance_action_bodies
+from compute_api.schemas import keypairs as keypair_bodies
+from compute_api.schemas import quota_sets as quota_bodies
+from compute_api.schemas import server_actions as server_action_bodies
+from compute_api.schemas import server_groups as group_bodies
+from compute_api.schemas import server_metadata as metadata_bodies
+from compute_api.schemas import servers as server_bodies
+from compute_api.schemas import services as service_bodies
+from compute_api.validation import Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation between two microversions.
+
+    ``{server_id}`` in the path makes it about a server: the handler is given its row. deleted: also of a server that is
+    gone. success: the status when all is well. body, query: what they may hold.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., Any]
+    policy: str
+    since: str = "2.1"
+    until: str | None = None
+    success: int = 200
+    body: Versioned | None = None
+    query: Versioned | None = None
+    deleted: bool = False
+
+    @property
+    def versions(self) -> Range:
+        return Range(self.since, self.until)
+
+    @property
+    def about_server(self) -> bool:
+        return "{server_id}" in self.path
+
+
+_P = "os_compute_api:"
+_SERVER, _FLAVOR = "/servers/{server_id}", "/flavors/{flavor_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/extensions", extensions.index, _P + "extensions"),
+    Route("GET", "/extensions/{alias}", extensions.show, _P + "extensions"),
+    Route("GET", "/limits", quota_sets.limits, _P + "limits", query=quota_bodies.LIMITS),
+
+    # servers
+    Route("GET", "/servers", servers.index, _P + "servers:index", query=server_bodies.LIST),
+    Route("GET", "/servers/detail", servers.detail, _P + "servers:detail", query=server_bodies.LIST),
+    Route("POST", "/servers", server_create.create, _P + "servers:create", success=202, body=server_bodies.CREATE),
+    Route("GET", _SERVER, servers.show, _P + "servers:show"),
+    Route("PUT", _SERVER, servers.update, _P + "servers:update", body=server_bodies.UPDATE),
+    Route("DELETE", _SERVER, servers.delete, _P + "servers:delete", success=204),
+    Route("POST", _SERVER + "/action", server_actions.act, "", success=202, body=server_action_bodies.BODY),
+    Route("GET", _SERVER + "/ips", server_metadata.addresses, _P + "ips:index"),
+    Route("GET", _SERVER + "/ips/{network}", server_metadata.addresses_on, _P + "ips:show"),
+    Route("GET", _SERVER + "/metadata", server_metadata.index, _P + "server-metadata:index"),
+    Route("POST", _SERVER + "/metadata", server_metadata.add, _P + "server-metadata:create", body=metadata_bodies.ALL),
+    Route("PUT", _SERVER + "/metadata", server_metadata.replace, _P + "server-metadata:update_all",
+          body=metadata_bodies.ALL),
+    Route("GET", _SERVER + "/metadata/{key}", server_metadata.show, _P + "server-metadata:show"),
+    Route("PUT", _SERVER + "/metadata/{key}", server_metadata.put, _P + "server-metadata:update",
+          body=metadata_bodies.ITEM),
+    Route("DELETE", _SERVER + "/metadata/{key}", server_metadata.remove, _P + "server-metadata:delete", success=204),
+    Route("GET", _SERVER + "/tags", server_metadata.tags, _P + "os-server-tags:index", "2.26"),
+    Route("PUT", _SERVER + "/tags", server_metadata.replace_tags, _P + "os-server-tags:update_all", "2.26",
+          body=metadata_bodies.TAGS),
+    Route("DELETE", _SERVER + "/tags", server_metadata.remove_tags, _P + "os-server-tags:delete_all", "2.26",
+          success=204),
+    Route("GET", _SERVER + "/tags/{tag}", server_metadata.has_tag, _P + "os-server-tags:show", "2.26", success=204),
+    Route("PUT", _SERVER + "/tags/{tag}", server_metadata.add_tag, _P + "os-server-tags:update", "2.26", success=201),
+    Route("DELETE", _SERVER + "/tags/{tag}", server_metadata.remove_tag, _P + "os-server-tags:delete", "2.26",
+          success=204),
+    Route("GET", _SERVER + "/os-instance-actions", instance_actions.index, _P + "os-instance-actions:list",
+          until="2.20"),
+    Route("GET", _SERVER + "/os-instance-actions", instance_actions.index, _P + "os-instance-actions:list",
+          "2.21", "2.57", deleted=True),
+    Route("GET", _SERVER + "/os-instance-actions", instance_actions.page, _P + "os-instance-actions:list", "2.58",
+          query=instance_action_bodies.LIST, deleted=True),
+    Route("GET", _SERVER + "/os-instance-actions/{request_id}", instance_actions.show, _P + "os-instance-actions:show",
+          until="2.20"),
+    Route("GET", _SERVER + "/os-instance-actions/{request_id}", instance_actions.show, _P + "os-instance-actions:show",
+          "2.21", deleted=True),
+
+    # flavors
+    Route("GET", "/flavors", flavors.index, "", query=flavor_bodies.LIST),
+    Route("GET", "/flavors/detail", flavors.detail, "", query=flavor_bodies.LIST),
+    Route("POST", "/flavors", flavors.create, _P + "os-flavor-manage:create", body=flavor_bodies.CREATE),
+    Route("GET", _FLAVOR, flavors.show, ""),
+    Route("PUT", _FLAVOR, flavors.update, _P + "os-flavor-manage:update", "2.55", body=flavor_bodies.UPDATE),
+    Route("DELETE", _FLAVOR, flavors.delete, _P + "os-flavor-manage:delete", success=202),
+    Route("POST", _FLAVOR + "/action", flavors.change_access, "", until="2.6", body=flavor_bodies.ACTION),
+    Route("POST", _FLAVOR + "/action", flavors.change_access_strictly, "", "2.7", body=flavor_bodies.ACTION),
+    Route("GET", _FLAVOR + "/os-flavor-access", flavors.access, _P + "os-flavor-access"),
+    Route("GET", _FLAVOR + "/os-extra_specs", flavors.extra_specs, _P + "os-flavor-extra-specs:index"),
+    Route("POST", _FLAVOR + "/os-extra_specs", flavors.add_extra_specs, _P + "os-flavor-extra-specs:create",
+          body=flavor_bodies.ADD_SPECS),
+    Route("GET", _FLAVOR + "/os-extra_specs/{key}", flavors.extra_spec, _P + "os-flavor-extra-specs:show"),
+    Route("PUT", _FLAVOR + "/os-extra_specs/{key}", flavors.put_extra_spec, _P + "os-flavor-extra-specs:update",
+          body=flavor_bodies.PUT_SPEC),
+    Route("DELETE", _FLAVOR + "/os-extra_specs/{key}", flavors.remove_extra_spec, _P + "os-flavor-extra-specs:delete"),
+
+    # key pairs, whose handlers ask for the rule with the key's user as target
+    Route("GET", "/os-keypairs", keypairs.index, "", until="2.34", query=keypair_bodies.LIST),
+    Route("GET", "/os-keypairs", keypairs.page, "", "2.35", query=keypair_bodies.LIST),
+    Route("POST", "/os-keypairs", keypairs.create, "", until="2.1", success=200, body=keypair_bodies.CREATE),
+    Route("POST", "/os-keypairs", keypairs.create, "", "2.2", success=201, body=keypair_bodies.CREATE),
+    Route("GET", "/os-keypairs/{name}", keypairs.show, "", query=keypair_bodies.SHOW),
+    Route("DELETE", "/os-keypairs/{name}", keypairs.delete, "", until="2.1", success=202, query=keypair_bodies.SHOW),
+    Route("DELETE", "/os-keypairs/{name}", keypairs.delete, "", "2.2", success=204, query=keypair_bodies.SHOW),
+
+    # quota; the handlers of another project's ask with that project as target
+    Route("GET", "/os-quota-sets/{project_id}", quota_sets.show, "", query=quota_bodies.SHOW),
+    Route("GET", "/os-quota-sets/{project_id}/detail", quota_sets.detail, "", query=quota_bodies.SHOW),
+    Route("GET", "/os-quota-sets/{project_id}/defaults", quota_sets.defaults, _P + "os-quota-sets:defaults",
+          query=common.IGNORED),
+    Route("PUT", "/os-quota-sets/{project_id}", quota_sets.update, _P + "os-quota-sets:update",
+          body=quota_bodies.UPDATE, query=quota_bodies.SHOW),
+    Route("DELETE", "/os-quota-sets/{project_id}", quota_sets.delete, _P + "os-quota-sets:delete", success=202,
+          query=quota_bodies.SHOW),
+    Route("GET", "/os-quota-class-sets/{name}", quota_sets.show_class, _P + "os-quota-class-sets:show"),
+    Route("PUT", "/os-quota-class-sets/{name}", quota_sets.update_class, _P + "os-quota-class-sets:update",
+          body=quota_bodies.UPDATE_CLASS),
+
+    # server groups
+    Route("GET", "/os-server-groups", server_groups.index, _P + "os-server-groups:index", query=group_bodies.LIST),
+    Route("POST", "/os-server-groups", server_groups.create, _P + "os-server-groups:create", body=group_bodies.CREATE),
+    Route("GET", "/os-server-groups/{group_id}", server_groups.show, ""),
+    Route("DELETE", "/os-server-groups/{group_id}", server_groups.delete, "", success=204),
+
+    # hosts, services, zones
+    Route("GET", "/os-services", services.index, _P + "os-services:list", query=service_bodies.LIST),
+    Route("PUT", "/os-services/{service_id}", services.update_by_host, _P + "os-services:update", until="2.10",
+          body=service_bodies.BY_HOST),
+    Route("PUT", "/os-services/{service_id}", services.update_by_host, _P + "os-services:update", "2.11", "2.52",
+          body=service_bodies.BY_HOST_FORCED),
+    Route("PUT", "/os-services/{service_id}", services.update, _P + "os-services:update", "2.53",
+          body=service_bodies.BY_UUID),
+    Route("GET", "/os-hypervisors", hypervisors.index, _P + "os-hypervisors:list", until="2.52",
+          query=hypervisor_bodies.LIST),
+    Route("GET", "/os-hypervisors", hypervisors.index_by_uuid, _P + "os-hypervisors:list", "2.53",
+          query=hypervisor_bodies.LIST),
+    Route("GET", "/os-hypervisors/detail", hypervisors.detail, _P + "os-hypervisors:list-detail", until="2.52",
+          query=hypervisor_bodies.LIST),
+    Route("GET", "/os-hypervisors/detail", hypervisors.detail_by_uuid, _P + "os-hypervisors:list-detail", "2.53",
+          query=hypervisor_bodies.LIST),
+    Route("GET", "/os-hypervisors/statistics", hypervisors.statistics, _P + "os-hypervisors:statistics", until="2.87"),
+    Route("GET", "/os-hypervisors/{hypervisor_id}", hypervisors.show, _P + "os-hypervisors:show", until="2.52",
+          query=hypervisor_bodies.SHOW),
+    Route("GET", "/os-hypervisors/{hypervisor_id}", hypervisors.show_by_uuid, _P + "os-hypervisors:show", "2.53",
+          query=hypervisor_bodies.SHOW),
+    Route("GET", "/os-hypervisors/{hypervisor_id}/search", hypervisors.search, _P + "os-hypervisors:search",
+          until="2.52"),
+    Route("GET", "/os-hypervisors/{hypervisor_id}/servers", hypervisors.servers_of, _P + "os-hypervisors:servers",
+          until="2.52"),
+    Route("GET", "/os-hypervisors/{hypervisor_id}/uptime", hypervisors.uptime, _P + "os-hypervisors:uptime",
+          until="2.52"),
+    Route("GET", "/os-hypervisors/{hypervisor_id}/uptime", hypervisors.uptime_by_uuid, _P + "os-hypervisors:uptime",
+          "2.53", "2.87"),
+    Route("GET", "/os-availability-zone", availability_zones.index, _P + "os-availability-zone:list"),
+    Route("GET", "/os-availability-zone/detail", availability_zones.detail, _P + "os-availability-zone:detail"),
+    Route("GET", "/os-aggregates", availability_zones.list_aggregates, _P + "os-aggregates:index"),
+    Route("GET", "/os-aggregates/{aggregate_id}", availability_zones.show_aggregate, _P + "os-aggregates:show"),
+)
+
+#: Removed operations: path to methods; 410 at every microversion.
+GONE: dict[str, str] = {
+    "/os-agents": "GET POST", "/os-agents/{id}": "PUT DELETE",
+    "/os-cells": "GET POST", "/os-cells/capacities": "GET", "/os-cells/detail": "GET", "/os-cells/info": "GET",
+    "/os-cells/sync_instances": "POST", "/os-cells/{id}": "GET PUT DELETE", "/os-cells/{id}/capacities": "GET",
+    "/os-certificates": "POST", "/os-certificates/{id}": "GET",
+    "/os-cloudpipe": "GET POST", "/os-cloudpipe/{id}": "PUT",
+    "/os-fixed-ips/{id}": "GET", "/os-fixed-ips/{id}/action": "POST",
+    "/os-floating-ip-dns": "GET", "/os-floating-ip-dns/{id}": "PUT DELETE",
+    "/os-floating-ip-dns/{id}/entries/{entry}": "GET PUT DELETE",
+    "/os-floating-ips-bulk": "GET POST", "/os-floating-ips-bulk/{id}": "GET PUT",
+    "/os-fping": "GET", "/os-fping/{id}": "GET",
+    "/os-networks": "POST", "/os-networks/add": "POST", "/os-networks/{id}": "DELETE",
+    "/os-networks/{id}/action": "POST",
+    "/os-security-group-default-rules": "GET POST", "/os-security-group-default-rules/{id}": "GET DELETE",
+    "/os-tenant-networks": "POST", "/os-tenant-networks/{id}": "DELETE",
+    "/servers/{server_id}/consoles": "GET POST", "/servers/{server_id}/consoles/{id}": "GET DELETE",
+    "/servers/{server_id}/os-virtual-interfaces": "GET",
+}
+
+#: The first part of every path: what can stand where a project id might.
+NOUNS = frozenset(path.split("/")[1] for path in (*(route.path for route in ROUTES), *GONE))
+
+
+def by_path() -> dict[str, list[Route]]:
+    """The rows of each path."""
+    found: dict[str, list[Route]] = {}
+    for route in ROUTES:
+        found.setdefault(route.path, []).append(route)
+    return found

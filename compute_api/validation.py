@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemas that change with the microversion, and the check of bodies and queries against them.
+
+A schema is written once, as it was at 2.1, followed by its differences: ``Versioned(base, ("2.19", put(…)), …)``.
+A fast compiled validator decides; only when it refuses does the slower one look for the words. Under the
+legacy root /v2 unknown keys are dropped instead of refused. A refused password is never repeated in the text.
+"""
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import functools
+import ipaddress
+import re
+import unicodedata
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+
+from common import clock, errors
+from compute_api import microversions
+
+Document = dict[str, Any]
+Change = Callable[[Document], None]
+SHOWN = 300              #: how much of a refused value the error repeats
+_SECRET = {"adminPass", "user_data", "personality", "contents", "private_key"}
+
+
+# --- formats: what a string may look like beyond its length ---
+def _is_name(text: str) -> bool:
+    return bool(text) and text == text.strip() and _is_printable(text)
+
+
+def _is_printable(text: str) -> bool:
+    return all((kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp") for letter in text)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)).replace("-", "") == text.lower().replace("-", "")
+    except ValueError:
+        return False
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _parses(parse: Callable[[str], Any], *refusals: type[Exception]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            parse(text)
+        except refusals:
+            return False
+        return True
+    return check
+
+
+FORMATS: dict[str, Callable[[str], bool]] = {
+    "name": _is_name, "printable": _is_printable, "uuid": _is_uuid, "base64": _is_base64,
+    "ipv4": _parses(ipaddress.IPv4Address, ValueError), "ipv6": _parses(ipaddress.IPv6Address, ValueError),
+    "regex": _parses(re.compile, re.error, RecursionError, OverflowError),
+    "date-time": _parses(clock.parse, ValueError, OverflowError)}
+_SAYS = {
+    "name": "must not be empty, hold only printable characters, and neither begin nor end with white space",
+    "printable": "must hold only printable characters", "uuid": "is not a UUID", "base64": "is not base64",
+    "ipv4": "is not an IPv4 address", "ipv6": "is not an IPv6 address", "regex": "is not a regular expression",
+    "date-time": "is not an ISO 8601 time"}
+
+
+# --- differences ---
+def put(path: str, value: Document) -> Change:
+    """At ``path`` (keys, or * for the items of a list) stands ``value`` from now on."""
+    def change(document: Document) -> None:
+        *way, last = path.split("/")
+        _walk(document, way)["properties"][last] = value
+    return change
+
+
+def drop(path: str) -> Change:
+    """The key at ``path`` is unknown from now on."""
+    def change(document: Document) -> None:
+        *way, last = path.split("/")
+        del _walk(document, way)["properties"][last]
+    return change
+
+
+def require(path: str) -> Change:
+    """The key at ``path`` must be there from now on."""
+    def change(document: Document) -> None:
+        *way, last = path.split("/")
+        parent = _walk(document, way)
+        parent["required"] = [*parent.get("required", ()), last]
+    return change
+
+
+def strict(document: Document) -> None:
+    """Unknown keys at the top (a query's parameters) are refused from now on."""
+    document["additionalProperties"] = False
+
+
+def become(value: Document) -> Change:
+    """The whole is ``value`` from now on."""
+    def change(document: Document) -> None:
+        document.clear()
+        document.update(copy.deepcopy(value))
+    return change
+
+
+def _walk(document: Document, way: list[str]) -> Document:
+    for step in way:
+        document = document["items"] if step == "*" else document["properties"][step]
+    return document
+
+
+class Versioned:
+    """One body or query through the microversions."""
+
+    def __init__(self, base: Document, *changes: tuple[Any, ...]) -> None:
+        self._base = base
+        self._changes = [(microversions.number(since), edits) for since, *edits in changes]
+        self._at = functools.lru_cache(maxsize=None)(self._made)
+
+    def at(self, version: int) -> Schema:
+        """The schema in force; made when first asked for."""
+        return self._at(max([0] + [since for since, _ in self._changes if since <= version]))
+
+    def points(self) -> list[int]:
+        """The versions at which it changes."""
+        return [since for since, _ in self._changes]
+
+    def _made(self, version: int) -> Schema:
+        document = copy.deepcopy(self._base)
+        for since, edits in self._changes:
+            if since <= version:
+                for edit in edits:
+                    edit(document)
+        return Schema(document)
+
+
+class Schema:
+    """One JSON Schema, ready to check with."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self._fast = jsonschema_rs.Draft202012Validator(document, formats=FORMATS, validate_formats=True)
+        self._wording: Any = None
+
+    def check(self, value: Any) -> None:
+        """Raises BadRequest that names the field, when the value does not fit."""
+        if not self._fast.is_valid(value):
+            raise errors.BadRequest(self._reason(value))
+
+    def pruned(self, value: Any) -> Any:
+        """The value without keys that are unknown to the schema."""
+        return _pruned(self.document, value)
+
+    def _reason(self, value: Any) -> str:
+        import jsonschema
+        if self._wording is None:
+            self._wording = jsonschema.Draft202012Validator(self.document, format_checker=_format_checker())
+        problem = next(self._wording.iter_errors(value), None)
+        if problem is None:
+            return "The request does not fit its schema."
+        path = list(problem.absolute_path)
+        if _SECRET.intersection(path):
+            return f"Invalid input for field/attribute {path[-1]}. The value is not repeated here."
+        message = problem.message
+        if problem.validator == "format":
+            message = f"{_short(problem.instance)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
+        if not path:
+            return _short(message, quote=False)
+        return (f"Invalid input for field/attribute {path[-1]}. Value: {_short(problem.instance, quote=False)}. "
+                f"{_short(message, quote=False)}")
+
+
+def _short(value: Any, quote: bool = True) -> str:
+    text = repr(value) if quote else str(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+@functools.cache
+def _format_checker() -> Any:
+    import jsonschema
+    checker = jsonschema.FormatChecker(formats=())
+    for name, check in FORMATS.items():
+        checker.checks(name)(lambda value, check=check: not isinstance(value, str) or check(value))
+    return checker
+
+
+def _pruned(schema: Document, value: Any) -> Any:
+    if isinstance(value, list) and "items" in schema:
+        return [_pruned(schema["items"], item) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema and "patternProperties" not in schema:
+        return value
+    known: Document = schema.get("properties", {})
+    patterns = [re.compile(pattern) for pattern in schema.get("patternProperties", {})]
+    closed = schema.get("additionalProperties") is False
+    return {key: _pruned(known.get(key, {}), item) for key, item in value.items()
+            if not closed or key in known or any(pattern.search(key) for pattern in patterns)}
+
+
+def truth(value: Any) -> bool:
+    """What a BOOLEAN of the schemas means."""
+    return str(value).strip().lower() in ("true", "1", "on", "yes", "t", "y")

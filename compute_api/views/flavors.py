@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flavors as answers. ``view`` is the request's Links."""
+from __future__ import annotations
+
+from typing import Any
+
+from compute_api.fields import Field, cut, render
+from compute_api.links import Links
+
+EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
+RULES = frozenset((EXTRA_SPECS,))
+
+NAMES: tuple[Field, ...] = (
+    Field("id", lambda row, view: row.flavorid),
+    Field("name", lambda row, view: row.name),
+    Field("links", lambda row, view: view.of("flavors", row.flavorid)),
+    Field("description", lambda row, view: row.description, since="2.55"),
+)
+FIELDS: tuple[Field, ...] = (
+    *NAMES,
+    Field("ram", lambda row, view: row.memory_mb),
+    Field("disk", lambda row, view: row.root_gb),
+    Field("vcpus", lambda row, view: row.vcpus),
+    Field("swap", lambda row, view: row.swap_mb or "", until="2.74"),
+    Field("swap", lambda row, view: row.swap_mb, since="2.75"),
+    Field("OS-FLV-EXT-DATA:ephemeral", lambda row, view: row.ephemeral_gb),
+    Field("OS-FLV-DISABLED:disabled", lambda row, view: False, until="2.101"),
+    Field("os-flavor-access:is_public", lambda row, view: row.is_public),
+    Field("rxtx_factor", lambda row, view: row.rxtx_factor, until="2.101"),
+    Field("extra_specs", lambda row, view: row.extra_specs, since="2.61", rule=EXTRA_SPECS),
+)
+
+
+def one(row: Any, links: Links, version: int, allowed: frozenset[str]) -> dict[str, Any]:
+    """The body of a single flavor."""
+    return {"flavor": render(cut(FIELDS, version, allowed), row, links)}
+
+
+def many(rows: list[Any], links: Links, version: int, allowed: frozenset[str], names_only: bool
+         ) -> list[dict[str, Any]]:
+    """The items of a list."""
+    getters = cut(NAMES if names_only else FIELDS, version, allowed)
+    return [render(getters, row, links) for row in rows]
+
+
+def access(row: Any, projects: list[str]) -> dict[str, Any]:
+    """Who may use a flavor that is not public."""
+    return {"flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]}

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers as answers: one row a field.
+
+``View`` holds what a page needs besides its rows, read once. A list of a thousand must cost milliseconds: JSON
+columns are embedded as the text they are, and what repeats (flavor, image, times) is made once.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from common import states
+from common.store.servers import HostFacts, loads
+from compute_api.fields import OMITTED, Field, cut, render, rules
+from compute_api.links import Links
+
+_API = "os_compute_api:"
+ATTRIBUTES = _API + "os-extended-server-attributes"
+HOST_STATUS = _API + "servers:show:host_status"
+EXTRA_SPECS = _API + "servers:show:flavor-extra-specs"
+_PROGRESS = frozenset(("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"))
+_FAULTY = frozenset(("ERROR", "DELETED"))
+
+
+@dataclass
+class View:
+    """What the rows of one answer share. hosts: facts by host, for admins. groups: of the one server shown."""
+
+    links: Links
+    is_admin: bool = False
+    allowed: frozenset[str] = frozenset()
+    hosts: dict[str, HostFacts] = field(default_factory=dict)
+    groups: list[str] = field(default_factory=list)
+    made: dict[Any, Any] = field(default_factory=dict)         # what repeats in this answer
+
+
+@functools.lru_cache(maxsize=8192)
+def seconds(micros: int | None) -> str | None:
+    """2026-01-02T03:04:05Z"""
+    return None if micros is None else datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@functools.lru_cache(maxsize=8192)
+def fraction(micros: int | None) -> str | None:
+    """2026-01-02T03:04:05.000000"""
+    if micros is None:
+        return None
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{micros % 1_000_000:06d}"
+
+
+@functools.lru_cache(maxsize=8192)
+def host_id(project_id: str, host: str | None) -> str:
+    """The host's name, told to a project in a way that only compares."""
+    return hashlib.sha224((project_id + host).encode()).hexdigest() if host else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _raw(text: str | None) -> orjson.Fragment:
+    return orjson.Fragment(text or "null")
+
+
+def _links(row: Any, view: View) -> list[dict[str, str]]:
+    return [{"rel": "self", "href": f"{view.links.root}servers/{row.id}"},
+            {"rel": "bookmark", "href": f"{view.links.bookmark_root}servers/{row.id}"}]
+
+
+def _flavor_link(row: Any, view: View) -> Any:
+    return {"id": row.flavor_id, "links": [view.links.bookmark("flavors", row.flavor_id)]}
+
+
+def _flavor(row: Any, view: View) -> Any:
+    key = ("flavor", row.flavor)
+    if key not in view.made:
+        flavor = loads(row.flavor)
+        body = {"vcpus": flavor["vcpus"], "ram": flavor["memory_mb"], "disk": flavor["root_gb"],
+                "ephemeral": flavor["ephemeral_gb"], "swap": flavor["swap_mb"], "original_name": flavor["name"]}
+        if EXTRA_SPECS in view.allowed:
+            body["extra_specs"] = flavor["extra_specs"]
+        view.made[key] = orjson.Fragment(orjson.dumps(body))
+    return view.made[key]
+
+
+def _image(row: Any, view: View) -> Any:
+    if not row.image_id:
+        return ""
+    key = ("image", row.image_id)
+    if key not in view.made:
+        view.made[key] = {"id": row.image_id, "links": [view.links.bookmark("images", row.image_id)]}
+    return view.made[key]
+
+
+def _image_with_properties(row: Any, view: View) -> Any:
+    if not row.image_id:
+        return ""
+    key = ("image with properties", row.image)
+    if key not in view.made:
+        properties = loads(row.image or "{}").get("properties", {})
+        view.made[key] = {**_image(row, view), "properties": properties}
+    return view.made[key]
+
+
+def status(row: Any, view: View = None) -> str:  # type: ignore[assignment]  # a Field's get has both
+    """The API's status."""
+    return states.status(row.vm_state, row.task_state)
+
+
+def _progress(row: Any, view: View) -> Any:
+    return row.progress if status(row) in _PROGRESS else OMITTED
+
+
+def _fault(row: Any, view: View) -> Any:
+    if row.fault is None or status(row) not in _FAULTY:
+        return OMITTED
+    fault = loads(row.fault)
+    body = {"code": fault["code"], "created": seconds(fault["created"]), "message": fault["message"]}
+    if fault.get("details") and (view.is_admin or fault["code"] != 500):
+        body["details"] = fault["details"]
+    return body
+
+
+def _property(name: str) -> Any:
+    def get(row: Any, view: View) -> Any:
+        return loads(row.image or "{}").get("properties", {}).get(name, "")
+    return get
+
+
+def _host_status(row: Any, view: View) -> str:
+    if not row.host:
+        return ""
+    facts = view.hosts.get(row.host)
+    return facts.status if facts else "UNKNOWN"
+
+
+def _hypervisor(row: Any, view: View) -> str | None:
+    facts = view.hosts.get(row.host or "")
+    return facts.hypervisor_hostname if facts else None
+
+
+LATER = "2.75"           # answers to PUT and rebuild say everything only from here on
+_EMPTY: dict[str, Any] = {}
+_NONE: list[Any] = []
+
+#: Every field of a server, in the order of the API's documents.
+FIELDS: tuple[Field, ...] = (
+    Field("id", lambda row, view: row.id),
+    Field("name", lambda row, view: row.name),
+    Field("status", status),
+    Field("tenant_id", lambda row, view: row.project_id),
+    Field("user_id", lambda row, view: row.user_id),
+    Field("metadata", lambda row, view: _raw(row.meta)),
+    Field("hostId", lambda row, view: host_id(row.project_id, row.host)),
+    Field("image", _image, until="2.97"),
+    Field("image", _image_with_properties, since="2.98"),
+    Field("flavor", _flavor_link, until="2.46"),
+    Field("flavor", _flavor, since="2.47"),
+    Field("created", lambda row, view: seconds(row.created_at)),
+    Field("updated", lambda row, view: seconds(row.updated_at)),
+    Field("addresses", lambda row, view: _EMPTY),
+    Field("accessIPv4", lambda row, view: row.access_ip_v4 or ""),
+    Field("accessIPv6", lambda row, view: row.access_ip_v6 or ""),
+    Field("links", _links),
+    Field("OS-DCF:diskConfig", lambda row, view: row.disk_config),
+    Field("progress", _progress, maybe=True),
+    Field("fault", _fault, maybe=True),
+    Field("OS-EXT-AZ:availability_zone", lambda row, view: row.availability_zone or row.pinned_availability_zone or "",
+          updated=LATER),
+    Field("config_drive", lambda row, view: "True" if row.config_drive else "", updated=LATER),
+    Field("key_name", lambda row, view: row.key_name, updated=LATER),
+    Field("OS-SRV-USG:launched_at", lambda row, view: fraction(row.launched_at), updated=LATER),
+    Field("OS-SRV-USG:terminated_at", lambda row, view: fraction(row.terminated_at), updated=LATER),
+    Field("security_groups", lambda row, view: _raw(row.security_groups), updated=LATER),
+    Field("OS-EXT-STS:task_state", lambda row, view: row.task_state, updated=LATER),
+    Field("OS-EXT-STS:vm_state", lambda row, view: row.vm_state, updated=LATER),
+    Field("OS-EXT-STS:power_state", lambda row, view: row.power_state, updated=LATER),
+    Field("os-extended-volumes:volumes_attached", lambda row, view: _NONE, updated=LATER),
+    Field("OS-EXT-SRV-ATTR:host", lambda row, view: row.host, rule=ATTRIBUTES, updated=LATER),
+    Field("OS-EXT-SRV-ATTR:instance_name", lambda row, view: "instance-" + row.id, rule=ATTRIBUTES, updated=LATER),
+    Field("OS-EXT-SRV-ATTR:hypervisor_hostname", _hypervisor, rule=ATTRIBUTES, updated=LATER),
+    Field("OS-EXT-SRV-ATTR:reservation_id", lambda row, view: row.reservation_id, since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:launch_index", lambda row, view: row.launch_index, since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:kernel_id", _property("kernel_id"), since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:ramdisk_id", _property("ramdisk_id"), since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:root_device_name", lambda row, view: row.root_device_name, since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:user_data", lambda row, view: row.user_data, since="2.3", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:hostname", lambda row, view: row.hostname, since="2.3", until="2.89", rule=ATTRIBUTES,
+          updated=LATER),
+    Field("OS-EXT-SRV-ATTR:hostname", lambda row, view: row.hostname, since="2.90"),
+    Field("locked", lambda row, view: row.locked, since="2.9"),
+    Field("host_status", _host_status, since="2.16", rule=HOST_STATUS, updated=LATER),
+    Field("description", lambda row, view: row.description, since="2.19"),
+    Field("tags", lambda row, view: _raw(row.tags), since="2.26"),
+    Field("trusted_image_certificates", lambda row, view: _raw(row.trusted_image_certificates), since="2.63"),
+    Field("locked_reason", lambda row, view: row.locked_reason, since="2.73"),
+    Field("pinned_availability_zone", lambda row, view: row.pinned_availability_zone, since="2.96"),
+    Field("scheduler_hints", lambda row, view: _raw(row.scheduler_hints), since="2.100"),
+)
+#: A single server says its group too.
+ONE: tuple[Field, ...] = (*FIELDS, Field("server_groups", lambda row, view: view.groups, since="2.71"))
+NAMES: tuple[Field, ...] = (Field("id", lambda row, view: row.id), Field("name", lambda row, view: row.name),
+                            Field("links", _links))
+RULES = rules(FIELDS) | {EXTRA_SPECS}
+
+
+def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
+    """Does a view of this version need the long columns?"""
+    return any(name == "OS-EXT-SRV-ATTR:user_data" for name, _ in cut(FIELDS, version, allowed)[0])
+
+
+def shows_hosts(allowed: frozenset[str]) -> bool:
+    """Does the view say more of hosts than their name?"""
+    return bool(allowed & {ATTRIBUTES, HOST_STATUS})
+
+
+def one(row: Any, view: View, version: int, change: bool = False) -> dict[str, Any]:
+    """The body of a single server."""
+    return {"server": render(cut(ONE, version, view.allowed, change), row, view)}
+
+
+def many(rows: list[Any], view: View, version: int, names_only: bool = False) -> list[dict[str, Any]]:
+    """The items of a list."""
+    getters = cut(NAMES if names_only else FIELDS, version, view.allowed)
+    return [render(getters, row, view) for row in rows]

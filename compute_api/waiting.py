@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that wait for a step: the action is committed as ever, and the API looks into its journal.
+
+Called for rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the request's error; when the
+time is over nothing is known, and the caller answers 202 as for any other action. Polls get rarer, 20 to 200 ms.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import errors
+from common.clock import Clock
+from common.store import actions
+from common.store.engine import Store
+
+PATIENCE = 30.0
+_ENDED = "The action was ended before it was done."
+FIRST, LONGEST, SLOWER = 0.02, 0.2, 1.5
+
+
+def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Problem] = errors.Conflict,
+             patience: float = PATIENCE, clock: Clock | None = None, pause: Callable[[float], None] = time.sleep
+             ) -> Any | None:
+    """The event of the step when it has succeeded; None when the time (in seconds) was over first.
+
+    Raises:
+        Problem: of class ``failure``, with the journal's text: the step failed, or the action ended before it.
+    """
+    clock = clock or Clock()
+    end, delay = clock.monotonic() + patience, FIRST
+    while True:
+        event, action = store.read(lambda tx: (actions.step_outcome(tx, action_id, step),
+                                               actions.show_by_id(tx, action_id)))
+        if event is not None and event.event == "succeeded":
+            return event
+        if event is not None and action is not None and action.state == "failed":
+            raise failure(event.message or action.message or f"The step {step} failed.")
+        if action is None or action.state in actions.ENDED:
+            raise failure(action.message if action is not None and action.message else _ENDED)
+        if clock.monotonic() + delay > end:
+            return None
+        pause(delay)
+        delay = min(delay * SLOWER, LONGEST)

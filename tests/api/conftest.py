@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API in one process: the real application over SQLite, with in-memory neighbours and callers by header."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import falcon.testing
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids
+from common.clients.image import Image
+from common.models import Flavor, HostInventory, ImageRef
+from common.store import hosts, schema
+from common.store.engine import Store, now
+from compute_api import app
+from compute_api.dependencies import Services, Settings
+
+IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
+RAW_IMAGE = "80a599e0-31e7-49b7-b260-868f441e862b"
+PROJECT, OTHER = "p" * 32, "q" * 32
+
+
+class Bell:
+    """Counts how often it was rung."""
+
+    def __init__(self) -> None:
+        self.rung = 0
+
+    def ring(self) -> None:
+        self.rung += 1
+
+
+class Agents:
+    """Hosts that answer what they were told to, or not at all."""
+
+    def __init__(self) -> None:
+        self.output: str | None = "one\ntwo\nthree"
+        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.hold: threading.Event | None = None
+
+    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+        self.asked.append((host, verb, arguments))
+        if self.hold is not None:
+            self.hold.wait(10)
+        if self.output is None:
+            raise errors.NoAnswer(f"{host} did not answer")
+        return {"output": self.output}
+
+
+class Images:
+    """An image service with the images that a test puts into it."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.images = {IMAGE: Image(ImageRef(IMAGE, "qcow2", 1024 ** 2, properties={"architecture": "x86_64"}))}
+
+    def show(self, image_id: str, token: str) -> Image:
+        if self.down:
+            raise errors.Unavailable("The image service does not answer; try again later.")
+        if image_id not in self.images:
+            raise errors.BadRequest(f"Can not find requested image {image_id}.")
+        return self.images[image_id]
+
+
+#: token -> user, project, roles
+TOKENS = {"user": ("u1", PROJECT, "member,reader"), "admin": ("a1", "admins", "admin"),
+          "reader": ("u2", PROJECT, "reader"),
+          "stranger": ("u3", OTHER, "member"), "manager": ("u4", PROJECT, "manager"), "nobody": ("u5", PROJECT, "")}
+
+
+class Callers:
+    """What the middleware for tokens says of a request, from a table instead of the identity service."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        known = TOKENS.get(environ.get("HTTP_X_AUTH_TOKEN", ""))
+        if known:
+            environ |= {"HTTP_X_IDENTITY_STATUS": "Confirmed", "HTTP_X_USER_ID": known[0],
+                        "HTTP_X_PROJECT_ID": known[1], "HTTP_X_ROLES": known[2]}
+        return self.inner(environ, start_response)
+
+
+class Cloud:
+    """The application and everything around it, with shortcuts for requests."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.store = Store(url)
+        schema.metadata.create_all(self.store.engine)
+        self.bell, self.agents, self.images = Bell(), Agents(), Images()
+        self.services = Services(self.store, self.bell, self.agents, self.images, Settings(**settings))
+        self.client = falcon.testing.TestClient(Callers(app.create(self.services)))
+        for number, (name, vcpus, memory, disk) in enumerate((("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1):
+            self.add_flavor(Flavor(str(number), name, vcpus, memory, disk))
+        self.add_host("host1")
+
+    def add_flavor(self, flavor: Flavor) -> None:
+        with self.store.begin() as tx:
+            tx.execute(sa.insert(schema.flavors).values(created_at=now()), {
+                "flavorid": flavor.id, "name": flavor.name, "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb,
+                "root_gb": flavor.root_gb, "is_public": True, "extra_specs": flavor.extra_specs})
+
+    def add_host(self, name: str) -> None:
+        self.store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
+            "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"}), {}))
+
+    def change(self, table: sa.Table, where: Any, **values: Any) -> None:
+        """Write rows as the conductor would."""
+        with self.store.begin() as tx:
+            tx.execute(sa.update(table).where(where).values(**values))
+
+    def rest(self, server_id: str, vm_state: str = "active", **values: Any) -> None:
+        """Let a server rest in a state on host1, as when its create is done."""
+        self.change(schema.servers, schema.servers.c.id == server_id, **{
+            "vm_state": vm_state, "task_state": None, "action": None, "power_state": 1, "host": "host1",
+            "availability_zone": "nova", **values})
+
+    def rows(self, table: sa.Table) -> list[Any]:
+        return self.store.read(lambda tx: list(tx.execute(sa.select(table))))
+
+    def call(self, method: str, path: str, body: Any = None, *, mv: str | None = "2.1", token: str | None = "user",
+             root: str = "/v2.1", headers: dict[str, str] | None = None, raw: bytes | None = None
+             ) -> falcon.testing.Result:
+        sent = {"X-Auth-Token": token} if token else {}
+        sent |= {"OpenStack-API-Version": f"compute {mv}"} if mv else {}
+        sent |= headers or {}
+        if raw is not None:
+            return self.client.simulate_request(method, root + path, body=raw, headers={
+                "Content-Type": "application/json", **sent})
+        path, _, query = path.partition("?")
+        return self.client.simulate_request(method, root + path, json=body, headers=sent, query_string=query)
+
+    def create(self, name: str = "vm", token: str = "user", mv: str = "2.1", **more: Any) -> str:
+        """A server's id."""
+        body = {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}}
+        if mv != "2.1":
+            body["server"].setdefault("networks", "none")
+        answer = self.call("POST", "/servers", body, token=token, mv=mv)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json["server"]["id"])
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    made = Cloud(f"sqlite:///{tmp_path}/api.db")
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def new_id() -> str:
+    return ids.new()
