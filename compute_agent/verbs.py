@@ -8,7 +8,7 @@ harmless) or *once* (it is journalled before its effect and never repeated).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,13 @@ class Tools:
 
 @dataclass(frozen=True)
 class Verb:
-    """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above."""
+    """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
+    ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported."""
 
     do: Callable[[Tools, Command], DomainState | None]
     starts: bool = False
     once: bool = False
+    insists: bool = False
 
 
 def _ensure_guest(tools: Tools, command: Command) -> DomainState:
@@ -65,7 +67,7 @@ VERBS: dict[str, Verb] = {
     "ensure_running": Verb(_ensure_running, starts=True),
     "ensure_stopped": Verb(_ensure_stopped),
     "reboot": Verb(_reboot, starts=True),
-    "ensure_absent": Verb(_ensure_absent),
+    "ensure_absent": Verb(_ensure_absent, insists=True),
 }
 
 
@@ -73,10 +75,11 @@ def nothing(verb: str, step: str, where: str) -> None:
     """The fault point of ordinary operation."""
 
 
-def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing) -> Result | None:
+def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing,
+        table: Mapping[str, Verb] = VERBS) -> Result | None:
     """Carry a command out and journal its result; None when it was cancelled or cannot be done just now: then
     nothing is reported, and the conductor sends it again if it still wants it."""
-    verb = VERBS.get(command.verb)
+    verb = table.get(command.verb)
     if verb is None:
         return _ended(command, "failed", error=f"This host does not know {command.verb}; upgrade its agent.")
     if verb.once:
@@ -93,20 +96,26 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
     except errors.Unavailable as problem:
         log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
         return None
-    except VerbFailed as problem:
-        log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
-        result = _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable)
-    except errors.Problem as problem:
-        result = _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
     except Exception as problem:
-        if verb.do is _ensure_absent:
-            log.exception("server %s could not be removed; it is tried again", command.server)
+        if verb.insists:
+            log.exception("%s of server %s did not succeed; it is tried again", command.verb, command.server)
             return None
-        log.exception("%s of server %s failed unexpectedly", command.verb, command.server)
-        result = _ended(command, "failed", error="The host failed unexpectedly; its log says more.",
-                        details=f"{type(problem).__name__}: {problem}", retryable=True)
+        result = _failed(command, problem)
     fault_point(command.verb, command.step, "after")
     return _journalled(journal, result)
+
+
+def _failed(command: Command, problem: Exception) -> Result:
+    """What is told of a failure: the verb's own words, or for one that nobody foresaw only that there was one."""
+    if isinstance(problem, VerbFailed):
+        log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
+        return _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable)
+    if isinstance(problem, errors.Problem):
+        log.warning("%s of server %s failed: %s", command.verb, command.server, problem)
+        return _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
+    log.error("%s of server %s failed unexpectedly", command.verb, command.server, exc_info=problem)
+    return _ended(command, "failed", error="The host failed unexpectedly; its log says more.",
+                  details=f"{type(problem).__name__}: {problem}", retryable=True)
 
 
 def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs: what is reported of each way in which one can end, and what is never done twice."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.models import Command, DomainState
+from compute_agent import verbs
+from compute_agent.journal import Journal
+from compute_agent.verbs import VERBS, Tools, Verb
+from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
+
+FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
+GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
+ARGS: dict[str, dict[str, Any]] = {"ensure_guest": {"guest": GUEST}, "ensure_stopped": {"timeout": 0},
+                                   "reboot": {"timeout": 0}}
+
+
+def command(verb: str, step: str = "step", attempt: int = 1, fence: int = 2) -> Command:
+    return Command("a", step, attempt, "s", fence, 1, verb, ARGS.get(verb, {}))
+
+
+class Rig:
+    """A journal, a hypervisor with one guest, and verbs of our own beside those of the table."""
+
+    def __init__(self, more: dict[str, Verb] | None = None) -> None:
+        self.journal = Journal(":memory:")
+        self.driver = MemoryDriver()
+        self.table = VERBS | (more or {})
+        self.cancelled = False
+        self.points: list[tuple[str, str, str]] = []
+        assert self.run("ensure_guest", "build") is not None
+
+    def run(self, verb: str, step: str = "step", attempt: int = 1) -> Any:
+        tools = Tools(self.driver, lambda image: iter(()), Run(lambda name: None, lambda: self.cancelled))
+        return verbs.run(self.journal, tools, command(verb, step, attempt),
+                         lambda *point: self.points.append(point), self.table)
+
+
+def raising(problem: BaseException) -> Verb:
+    def do(tools: Tools, command: Command) -> DomainState | None:
+        raise problem
+    return Verb(do)
+
+
+@pytest.mark.parametrize(("verb", "data"), [
+    ("ensure_guest", {"power_state": RUNNING}), ("ensure_running", {"power_state": RUNNING}),
+    ("ensure_stopped", {"power_state": SHUTDOWN}), ("reboot", {"power_state": RUNNING}), ("ensure_absent", {})])
+def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
+    rig = Rig()
+    for attempt in (1, 2):
+        ended = rig.run(verb, attempt=attempt)
+        assert (ended.key, ended.server, ended.fence, ended.status, ended.data) == (
+            f"a/step/{attempt}", "s", 2, "done", data)
+        assert rig.journal.find(ended.key) == ended
+    assert rig.points[-2:] == [(verb, "step", "before"), (verb, "step", "after")]
+
+
+def test_every_row_of_the_table_is_tried_above() -> None:
+    assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent"}
+
+
+def test_whatever_may_start_a_guest_says_so() -> None:
+    assert {name for name, verb in VERBS.items() if verb.starts} == {"ensure_guest", "ensure_running", "reboot"}
+
+
+def test_a_verb_of_a_newer_conductor_fails_and_says_what_to_do() -> None:
+    ended = Rig().run("levitate")
+    assert (ended.status, ended.error) == ("failed", "This host does not know levitate; upgrade its agent.")
+
+
+def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
+    done: list[str] = []
+
+    def nmi(tools: Tools, command: Command) -> None:
+        done.append(command.key)
+        raise KeyboardInterrupt                     # kill -9 after the effect
+    rig = Rig({"nmi": Verb(nmi, once=True)})
+    with pytest.raises(KeyboardInterrupt):
+        rig.run("nmi")
+    assert rig.journal.find("a/step/1") is None
+    for _ in range(2):
+        ended = rig.run("nmi")
+        assert ended.status == "unknown"
+        assert rig.journal.find("a/step/1") == ended
+    assert done == ["a/step/1"]
+
+
+def test_a_once_verb_is_done_again_only_by_a_new_attempt() -> None:
+    done: list[str] = []
+    rig = Rig({"nmi": Verb(lambda tools, command: done.append(command.key), once=True)})  # type: ignore[func-returns-value]
+    assert [rig.run("nmi", attempt=attempt).status for attempt in (1, 2)] == ["done", "done"]
+    assert done == ["a/step/1", "a/step/2"]
+
+
+def test_a_definite_failure_is_reported_in_the_drivers_words() -> None:
+    rig = Rig()
+    rig.driver.script["ensure_running"] = [Fail("No disk.", retryable=True, details="ENOSPC")]
+    ended = rig.run("ensure_running")
+    assert (ended.status, ended.error, ended.details, ended.retryable) == ("failed", "No disk.", "ENOSPC", True)
+    assert rig.journal.find(ended.key) == ended
+
+
+def test_a_problem_is_a_definite_failure_with_its_cause_for_the_operator() -> None:
+    problem = errors.BadRequest("The image is hostile.")
+    problem.__cause__ = OSError("backing file")
+    ended = Rig({"try": raising(problem)}).run("try")
+    assert (ended.status, ended.error, ended.details, ended.retryable) == (
+        "failed", "The image is hostile.", "backing file", False)
+
+
+@pytest.mark.parametrize("problem", [errors.Unavailable("libvirt is away"), errors.NoAnswer("nobody"), Cancelled()])
+def test_what_cannot_be_known_or_was_cancelled_is_not_reported(problem: Exception) -> None:
+    rig = Rig({"try": raising(problem)})
+    assert rig.run("try") is None
+    assert rig.journal.find("a/step/1") is None
+    assert rig.points[-1] == ("try", "step", "before")
+
+
+def test_an_unexpected_error_tells_the_tenant_nothing_and_lets_another_host_try() -> None:
+    ended = Rig({"try": raising(ValueError("/secret/path"))}).run("try")
+    assert (ended.status, ended.retryable) == ("failed", True)
+    assert "secret" not in ended.error
+    assert ended.details == "ValueError: /secret/path"
+
+
+def test_arguments_that_are_missing_fail_the_command_alone() -> None:
+    rig = Rig()
+    broken = Command("a", "step", 1, "s", 2, 1, "ensure_stopped", {})
+    ended = verbs.run(rig.journal, Tools(rig.driver, lambda image: iter(()), QUIET), broken)
+    assert ended is not None
+    assert (ended.status, ended.details) == ("failed", "KeyError: 'timeout'")
+
+
+@pytest.mark.parametrize("problem", [Fail("busy"), VerbFailed("busy"), errors.Problem(), errors.Unavailable("away"),
+                                     ValueError("bug"), OSError("disk")], ids=lambda problem: type(problem).__name__)
+def test_a_removal_never_fails_for_good(problem: Any) -> None:
+    """A debt is answered again from the journal: a failure written there would keep it for ever."""
+    rig = Rig()
+    if isinstance(problem, Fail):
+        rig.driver.script["ensure_absent"] = [problem]
+        assert rig.run("ensure_absent") is None
+    else:
+        rig.table |= {"ensure_absent": Verb(raising(problem).do, insists=VERBS["ensure_absent"].insists)}
+        assert rig.run("ensure_absent") is None
+        rig.table |= VERBS
+    assert rig.journal.find("a/step/1") is None
+    assert rig.run("ensure_absent").status == "done"
+    assert rig.driver.domains() == []
+
+
+def test_a_cancelled_verb_stops_within_moments() -> None:
+    rig = Rig()
+    rig.driver.script["ensure_stopped"] = [Slow(30)]
+    rig.cancelled = True
+    assert rig.run("ensure_stopped") is None
+    assert rig.driver.domains()[0].power_state == RUNNING
