@@ -107,6 +107,10 @@ class Agent:
         """Is it time to list all domains?"""
         return self._reported_at is None or self._clock.monotonic() - self._reported_at >= FULL_REPORT
 
+    def is_working_on(self, server: str) -> bool:
+        """Is a command for this server being carried out? Its result will say how the domain is."""
+        return any(work.running and work.command.server == server for work in self._work.values())
+
     def has_news(self) -> bool:
         """Is there something that should not wait for the next periodic exchange?"""
         return bool(self._results or self._changed)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's half of the exchange: which commands it takes in hand, what it tells, when it says hello."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
+from compute_agent.journal import Journal
+from compute_agent.sync import FULL_REPORT, LEASE, Agent, Work
+
+INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
+
+
+class Hand:
+    """A clock turned by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Rig:
+    """An agent in session 5 with a fresh lease."""
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.clock, self.journal = Hand(), journal or Journal(":memory:")
+        self.agent = Agent("h1", self.journal, self.clock, "boot")
+        self.exchange(SyncAnswer(5, guests={}), hello=True)
+
+    def exchange(self, answer: SyncAnswer | None = None, hello: bool = False) -> Sync:
+        """What the agent says; then it hears the answer, or by default that all of it was written down."""
+        said = self.agent.request(True, [] if hello else None, INVENTORY if hello else None)
+        self.agent.answered(said, answer or SyncAnswer(5, [result.key for result in said.results]))
+        return said
+
+    def finish(self, work: Work, status: str = "done") -> Result:
+        command = work.command
+        result = Result(command.key, command.server, command.fence, status)
+        self.journal.end(result)
+        self.agent.ended(work, result)
+        return result
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def command(action: str = "a", server: str = "s", fence: int = 1, session: int = 5, verb: str = "ensure_running"
+            ) -> Command:
+    return Command(action, "step", 1, server, fence, session, verb)
+
+
+def taken(agent: Agent) -> list[str]:
+    found = []
+    while (work := agent.take()) is not None:
+        found.append(work.command.action)
+    return found
+
+
+def test_before_its_first_hello_it_accepts_nothing() -> None:
+    agent = Agent("h1", Journal(":memory:"), Hand(), "boot")
+    assert agent.needs_hello()
+    assert not agent.has_lease()
+    agent.accept([command(session=5)])
+    assert agent.take() is None
+    hello = agent.request(True, [], INVENTORY)
+    assert (hello.host, hello.session, hello.boot_id, hello.inventory) == ("h1", 0, "boot", INVENTORY)
+
+
+def test_a_hello_after_the_first_session_is_a_hello_too(rig: Rig) -> None:
+    assert rig.exchange().session == 5
+    assert rig.exchange(SyncAnswer(6), hello=True).session == 0
+    assert rig.exchange(SyncAnswer(6)).session == 6
+
+
+def test_commands_of_another_session_are_dropped_and_not_answered(rig: Rig) -> None:
+    rig.agent.accept([command(session=4), command("b", session=6), command("c", session=0)])
+    assert rig.agent.take() is None
+    said = rig.exchange()
+    assert (said.working, said.results) == ([], [])
+
+
+def test_an_older_fence_is_refused_and_says_why(rig: Rig) -> None:
+    rig.agent.accept([command(fence=3)])
+    rig.agent.accept([command("b", fence=2)])
+    assert taken(rig.agent) == ["a"]
+    refused = rig.exchange().results[0]
+    assert (refused.key, refused.status, refused.error) == ("b/step/1", "refused", "fence 2 is older than 3")
+
+
+def test_hello_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
+    rig.agent.accept([command(fence=9)])
+    rig.exchange(SyncAnswer(5, guests={"s": 4, "other": 7}), hello=True)
+    rig.agent.accept([command("b", fence=8), command("c", server="other", fence=6)])
+    assert {result.key: result.status for result in rig.exchange().results} == {
+        "b/step/1": "refused", "c/step/1": "refused"}
+
+
+def test_fences_survive_a_restart(rig: Rig) -> None:
+    rig.agent.accept([command(fence=4)])
+    work = rig.agent.take()
+    assert work is not None
+    rig.finish(work)
+    restarted = Rig(rig.journal)
+    restarted.agent.accept([command("late", fence=3)])
+    assert restarted.exchange().results[0].status == "refused"
+
+
+def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None:
+    rig.agent.accept([command(fence=1), command("waiting", fence=1), command("else", server="other")])
+    running = rig.agent.take()
+    assert running is not None
+    rig.agent.accept([command("b", fence=2)])
+    assert running.cancelled
+    rig.agent.ended(running, None)
+    assert taken(rig.agent) == ["else", "b"]
+    assert rig.exchange().results == []
+
+
+def test_one_command_a_server_at_a_time(rig: Rig) -> None:
+    rig.agent.accept([command("a"), command("b"), command("c", server="other")])
+    first, other = rig.agent.take(), rig.agent.take()
+    assert first is not None
+    assert other is not None
+    assert (first.command.action, other.command.action) == ("a", "c")
+    assert rig.agent.take() is None
+    rig.finish(first)
+    assert taken(rig.agent) == ["b"]
+
+
+def test_it_says_on_which_server_it_works(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    assert not rig.agent.is_working_on("s")
+    work = rig.agent.take()
+    assert work is not None
+    assert rig.agent.is_working_on("s")
+    assert not rig.agent.is_working_on("other")
+    rig.finish(work)
+    assert not rig.agent.is_working_on("s")
+
+
+def test_a_command_that_comes_twice_is_one(rig: Rig) -> None:
+    rig.agent.accept([command(), command()])
+    work = rig.agent.take()
+    assert work is not None
+    rig.agent.accept([command()])
+    assert rig.agent.take() is None
+    assert rig.exchange().working == ["a/step/1"]
+    rig.finish(work)
+    rig.agent.accept([command()])
+    assert rig.agent.take() is None
+
+
+def test_what_was_carried_out_before_is_answered_again_from_the_journal(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None
+    done = rig.finish(work)
+    assert rig.exchange().results == [done]
+    assert rig.exchange().results == []
+    rig.agent.accept([command()])
+    assert rig.agent.take() is None
+    assert rig.agent.has_news()
+    assert rig.exchange().results == [done]
+
+
+def test_results_are_repeated_until_they_are_acknowledged(rig: Rig) -> None:
+    rig.agent.accept([command("a"), command("b", server="other")])
+    for work in (rig.agent.take(), rig.agent.take()):
+        assert work is not None
+        rig.finish(work)
+    assert len(rig.exchange(SyncAnswer(5, ["a/step/1"])).results) == 2
+    assert [result.key for result in rig.exchange().results] == ["b/step/1"]
+    assert not rig.agent.has_news()
+
+
+def test_without_a_lease_nothing_is_started_and_hello_is_said(rig: Rig) -> None:
+    rig.agent.accept([command("start"), command("stop", server="b", verb="ensure_stopped"),
+                      command("remove", server="c", verb="ensure_absent"),
+                      command("make", server="d", verb="ensure_guest"), command("reboot", server="e", verb="reboot")])
+    rig.clock.seconds += LEASE - 0.1
+    assert not rig.agent.needs_hello()
+    rig.clock.seconds += 0.1
+    assert rig.agent.needs_hello()
+    assert taken(rig.agent) == ["stop", "remove"]
+    assert rig.exchange(SyncAnswer(6), hello=True).working == ["stop/step/1", "remove/step/1"]
+    assert rig.agent.has_lease()
+    rig.agent.accept([command("start", session=6)])
+    assert taken(rig.agent) == ["start"]
+
+
+def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None
+    done = rig.finish(work)
+    rig.agent.changed([DomainState("s", 4, 1)])
+    rig.exchange(SyncAnswer(0))
+    assert rig.agent.needs_hello()
+    said = rig.exchange(SyncAnswer(6, [done.key]), hello=True)
+    assert (said.results, said.changed) == ([done], [DomainState("s", 4, 1)])
+    assert not rig.agent.has_news()
+
+
+def test_a_changed_state_is_kept_until_that_very_state_was_answered(rig: Rig) -> None:
+    rig.agent.changed([DomainState("s", 4, 1)])
+    said = rig.agent.request(False, None, None)
+    assert (said.ask, said.changed) == (False, [DomainState("s", 4, 1)])
+    rig.agent.changed([DomainState("s", 1, 1)])
+    rig.agent.answered(said, SyncAnswer(5))
+    assert rig.agent.has_news()
+    assert rig.exchange().changed == [DomainState("s", 1, 1)]
+    assert not rig.agent.has_news()
+
+
+def test_commands_in_an_answer_are_taken_in_hand(rig: Rig) -> None:
+    rig.exchange(SyncAnswer(5, commands=[command("a"), command("old", session=4)]))
+    assert taken(rig.agent) == ["a"]
+
+
+def test_commands_in_the_answer_to_hello_are_of_the_new_session(rig: Rig) -> None:
+    rig.exchange(SyncAnswer(6, commands=[command("a", session=6)], guests={"s": 1}), hello=True)
+    assert taken(rig.agent) == ["a"]
+
+
+def test_the_full_report_comes_once_a_minute(rig: Rig) -> None:
+    assert not rig.agent.wants_full_report()
+    rig.clock.seconds += FULL_REPORT
+    assert rig.agent.wants_full_report()
+    rig.agent.request(True, [DomainState("s", 1, 1)], None)
+    assert not rig.agent.wants_full_report()
+
+
+def test_a_result_acknowledged_by_nobody_survives_a_kill(tmp_path: Path) -> None:
+    """After the restart the conductor sends the command again, and gets the answer instead of a second run."""
+    rig = Rig(Journal(tmp_path / "agent.db"))
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None
+    done = rig.finish(work)
+    rig.journal.close()
+    restarted = Rig(Journal(tmp_path / "agent.db"))
+    restarted.agent.accept([command()])
+    assert restarted.agent.take() is None
+    assert restarted.exchange().results == [done]
+    restarted.journal.close()
