@@ -7,6 +7,7 @@
     ├── Forbidden              403
     │   └── OverQuota          403  names the resource, the limit and what is used
     ├── NotFound               404  itemNotFound
+    ├── MethodNotAllowed       405
     ├── NotAcceptable          406  a microversion out of range
     ├── Conflict               409
     │   ├── WrongState         409  Cannot 'x' instance y while it is in vm_state z

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options: every wrong value is refused at start, naming the option and what is allowed."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+
+from common import config
+
+EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
+FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
+    "DEFAULT.state_dir", "api.public_url", "api.policy_file", "scheduler.enabled_filters",
+    "scheduler.default_availability_zone", "agent.libvirt_uri", "identity.username", "identity.password",
+    "identity.project_name", "identity.domain", "identity.region", "image.endpoint"}
+
+
+def name_of(case: tuple[str, cfg.Opt]) -> str:
+    return f"{case[0]}.{case[1].dest}"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[object]:
+    def write_and_load(*lines: str) -> cfg.ConfigOpts:
+        path = tmp_path / "kilonova.conf"
+        path.write_text("\n".join(lines) + "\n")
+        return config.load(str(path))
+    yield write_and_load
+    config.CONF.clear()
+
+
+def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
+    """(value, what the message must say) of each kind of wrongness that this option knows."""
+    kind = option.type
+    found = []
+    if isinstance(option, (cfg.IntOpt, cfg.FloatOpt, cfg.PortOpt)):
+        found.append(("seven", "seven"))
+        if getattr(kind, "min", None) is not None:
+            found.append((str(kind.min - 1), str(kind.min)))
+        if getattr(kind, "max", None) is not None:
+            found.append((str(kind.max + 1), str(kind.max)))
+    elif getattr(kind, "choices", None):
+        found.append(("nothing-of-the-kind", str(next(iter(kind.choices)))))
+    elif isinstance(option, cfg.HostAddressOpt):
+        found.append(("not a host!", "not a host!"))
+    elif option.dest in ("url", "auth_url"):
+        found.append(("ftp://x", "must start with one of"))
+    return found
+
+
+WRONG = [pytest.param(group, option, value, says, id=f"{group}.{option.dest}={value}")
+         for group, option in EVERY for value, says in wrong_values(option)]
+
+
+def test_every_option_can_be_wrong_or_is_free_text() -> None:
+    assert {name_of(case) for case in EVERY if not wrong_values(case[1])} == FREE_TEXT
+
+
+@pytest.mark.parametrize(("group", "option", "value", "says"), WRONG)
+def test_a_wrong_value_names_the_option_and_what_is_allowed(load, group: str, option: cfg.Opt, value: str, says: str
+                                                           ) -> None:
+    with pytest.raises(config.ConfigError) as refused:
+        load(f"[{group}]", f"{option.dest} = {value}")
+    text = str(refused.value)
+    assert option.dest in text
+    assert says in text
+    assert "kilonova.conf" in text
+
+
+@pytest.mark.parametrize("case", EVERY, ids=name_of)
+def test_every_option_is_explained_and_its_default_is_allowed(case: tuple[str, cfg.Opt]) -> None:
+    group, option = case
+    assert option.help
+    assert option.help.endswith(".")
+    if option.default is not None and option.dest != "host":
+        assert option.type(option.default) == option.default
+
+
+def test_values_arrive(load) -> None:
+    conf = load("[DEFAULT]", "host = h7", "[api]", "workers = 3", "[database]", "url = sqlite:////x.db",
+                "[scheduler]", "enabled_filters = A,B", "[agent]", "cpu_allocation_ratio = 1.5")
+    assert (conf.host, conf.api.workers, conf.database.url) == ("h7", 3, "sqlite:////x.db")
+    assert (conf.scheduler.enabled_filters, conf.agent.cpu_allocation_ratio) == (["A", "B"], 1.5)
+    assert conf.conductor.batch == 64
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(config.ConfigError, match="kilonova config sample"):
+        config.load(str(tmp_path / "absent.conf"))
+
+
+def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
+    assert {name_of(case) for case in EVERY if case[1].secret} == {"database.url", "identity.password"}
+
+
+def test_a_secret_value_is_not_in_the_refusal(load) -> None:
+    with pytest.raises(config.ConfigError) as refused:
+        load("[database]", "url = oracle://scott:TIGER@host/x")
+    assert "must start with one of" in str(refused.value)
+    assert "TIGER" not in str(refused.value)

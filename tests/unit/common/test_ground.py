@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Identifiers, times and errors: the smallest rules, which everybody relies on."""
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, strategies
+
+from common import clock, errors, ids
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Problem)]
+MADE = {errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20), "ram": (1, 2, 3)}),
+        errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped"), errors.Locked: errors.Locked("s1")}
+
+
+def test_new_ids_are_what_we_take_for_ids() -> None:
+    assert ids.is_uuid(ids.new())
+    assert ids.is_request(ids.new_request())
+    assert ids.new() != ids.new()
+    assert not ids.is_request(ids.new())
+
+
+@pytest.mark.parametrize("text", ["", "x", None, 7, "0" * 36, "{6f70656e-0000-4000-8000-737461636b21}",
+                                  "6F70656E-0000-4000-8000-737461636B21", "6f70656e-0000-4000-8000-737461636b21\n",
+                                  " 6f70656e-0000-4000-8000-737461636b21", "6f70656e000040008000737461636b21"])
+def test_other_spellings_are_no_uuids(text: object) -> None:
+    assert not ids.is_uuid(text)
+    assert not ids.is_request(f"req-{text}")
+
+
+@given(strategies.integers(0, 4_102_444_800 * clock.SECOND))
+def test_a_written_time_reads_as_the_same_time(micros: int) -> None:
+    assert clock.parse(clock.iso(micros, fraction=True)) == micros  # type: ignore[arg-type]
+    assert clock.parse(clock.iso(micros)) == micros - micros % clock.SECOND  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05", " 2026-01-02 03:04:05+00:00 ",
+                                  "2026-01-02T05:04:05+02:00", "20260102T030405Z"])
+def test_times_are_utc_unless_they_say_otherwise(text: str) -> None:
+    assert clock.iso(clock.parse(text)) == "2026-01-02T03:04:05Z"
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "1767323045"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        clock.parse(text)
+
+
+def test_no_time_is_no_text() -> None:
+    assert clock.iso(None) is None
+
+
+def test_the_clock_tells_ages() -> None:
+    before = clock.Clock().monotonic()
+    assert 0 <= clock.Clock().monotonic() - before < 5
+    assert abs(time.monotonic() - before) < 5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]) -> None:
+    problem = MADE.get(kind) or kind("why")
+    assert 400 <= problem.status < 600
+    assert problem.kind
+    assert str(problem) == problem.text != ""
+    assert problem.retryable == (problem.status == 503 or kind is errors.HostDown)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_docstring_draws_the_whole_tree(kind: type[errors.Problem]) -> None:
+    line = next(line for line in (errors.__doc__ or "").splitlines() if f" {kind.__name__} " in line + " ")
+    assert f" {kind.status}" in line
+
+
+def test_texts_are_the_apis_own() -> None:
+    assert MADE[errors.OverQuota].text == (
+        "Quota exceeded for cores, ram: Requested 4, 1, but already used 18, 2 of 20, 3 cores, ram")
+    assert MADE[errors.WrongState].text == "Cannot 'stop' instance s1 while it is in vm_state stopped"
+    assert MADE[errors.Locked].text == "Instance s1 is locked"
+    assert errors.Problem().text.startswith("Unexpected error.")
