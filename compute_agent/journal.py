@@ -67,7 +67,8 @@ class Journal:
             self._db.execute("INSERT INTO results (key, result) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET "
                              "result = excluded.result", (result.key, json.dumps(to_wire(result))))
             self._db.execute("INSERT INTO fences (server, fence) VALUES (?, ?) ON CONFLICT (server) DO "
-                             "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at", (result.server, result.fence))
+                             "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at",
+                             (result.server, result.fence))
             self._db.execute("COMMIT")
 
     def close(self) -> None:

@@ -83,7 +83,8 @@ def _fits(room: dict[str, _Room], amounts: dict[str, int]) -> bool:
 
 def _rooms(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, _Room]]:
     """What the locked providers have left, by one statement over inventories and sums."""
-    used = (sa.select(allocations.c.provider_id, allocations.c.resource_class, sa.func.sum(allocations.c.used).label("used"))
+    used = (sa.select(allocations.c.provider_id, allocations.c.resource_class,
+                      sa.func.sum(allocations.c.used).label("used"))
             .where(allocations.c.provider_id.in_(provider_ids))
             .group_by(allocations.c.provider_id, allocations.c.resource_class).subquery())
     query = sa.select(inventories, sa.func.coalesce(used.c.used, 0).label("used")).select_from(inventories.outerjoin(

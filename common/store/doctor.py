@@ -92,7 +92,8 @@ def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: list[Row
 def _capacity(tx: Connection) -> Iterator[Finding]:
     """No provider holds more than it has."""
     used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(
-        sa.select(allocations.c.provider_id, allocations.c.resource_class, sa.func.sum(allocations.c.used).label("used"))
+        sa.select(allocations.c.provider_id, allocations.c.resource_class,
+                  sa.func.sum(allocations.c.used).label("used"))
         .group_by(allocations.c.provider_id, allocations.c.resource_class))}
     for row in tx.execute(sa.select(inventories, providers.c.host).join(
             providers, providers.c.id == inventories.c.provider_id)):

@@ -92,7 +92,10 @@ def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
 
 def test_a_once_verb_is_done_again_only_by_a_new_attempt() -> None:
     done: list[str] = []
-    rig = Rig({"nmi": Verb(lambda tools, command: done.append(command.key), once=True)})  # type: ignore[func-returns-value]
+
+    def nmi(tools: Tools, command: Command) -> None:
+        done.append(command.key)
+    rig = Rig({"nmi": Verb(nmi, once=True)})
     assert [rig.run("nmi", attempt=attempt).status for attempt in (1, 2)] == ["done", "done"]
     assert done == ["a/step/1", "a/step/2"]
 
