@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running cloud as the tests of this ring see it: its commands, its APIs, its hypervisor, what is left behind.
+
+Made by the fixtures in conftest.py. Nothing here reaches into a process: what is asked is asked through a command,
+an API, virsh, or by reading files. ``judge`` is the oracle: ``kilonova doctor`` with hosts.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from deploy import libvirtd
+from deploy.cloud import Cloud, Ports
+from deploy.packages import ROOT
+from deploy.seed import READY, Seed
+
+PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
+#: What guests that are emulated on a busy machine may take, seconds.
+BOOT, SETTLE = 120, 120
+
+
+def await_true(question: Callable[[], Any], seconds: float, story: Callable[[], object], pause: float = 0.1) -> Any:
+    """Ask until the answer is true and return it; fail with the story."""
+    deadline = time.monotonic() + seconds
+    while not (answer := question()):
+        assert time.monotonic() < deadline, story()
+        time.sleep(pause)
+    return answer
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the API answered."""
+
+    status: int
+    body: Any
+    headers: Any = field(repr=False)
+
+    @property
+    def fault(self) -> tuple[str, int, str]:
+        """(kind, code, message) of a fault body, which holds nothing else."""
+        [(kind, inside)] = self.body.items()
+        assert inside.keys() == {"code", "message"}, self.body
+        return kind, inside["code"], inside["message"]
+
+
+class Rest:
+    """One user's plain HTTP: every answer is returned, none is an exception."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        self.session = requests.Session()
+        self.session.trust_env = False
+        if token is not None:
+            self.session.headers["X-Auth-Token"] = token
+
+    def call(self, method: str, path: str, body: Any = None, *, version: str = "2.96", data: Any = None,
+             headers: dict[str, str] | None = None) -> Reply:
+        """``path`` below the compute endpoint; ``data`` is sent as it is."""
+        reply = self.session.request(
+            method, self.url + path, timeout=60, data=data if body is None else json.dumps(body),
+            headers={"OpenStack-API-Version": f"compute {version}", "Content-Type": "application/json",
+                     **(headers or {})})
+        try:
+            found = reply.json()
+        except ValueError:
+            found = reply.text
+        return Reply(reply.status_code, found, reply.headers)
+
+    def insist(self, method: str, path: str, body: Any = None, *, fine: Iterable[int], seconds: float = 60,
+               headers: dict[str, str] | None = None) -> Reply:
+        """Call until the API is there and answers one of ``fine``: what a patient client does."""
+        last: list[object] = []
+
+        def answered() -> Reply | None:
+            try:
+                reply = self.call(method, path, body, headers=headers)
+            except requests.ConnectionError as problem:
+                last[:] = [problem]
+                return None
+            last[:] = [reply]
+            return reply if reply.status in fine else None
+        found: Reply = await_true(answered, seconds, lambda: f"{method} {path}: {last}")
+        return found
+
+    def server(self, server: str) -> dict[str, Any]:
+        """The server as the API shows it, {} when there is none."""
+        reply = self.insist("GET", f"/servers/{server}", fine=(200, 404))
+        return dict(reply.body["server"]) if reply.status == 200 else {}
+
+    def servers(self) -> list[dict[str, Any]]:
+        """All that the user's project has."""
+        return list(self.call("GET", "/servers/detail").body["servers"])
+
+    def console(self, server: str) -> str:
+        """What the guest has said so far."""
+        reply = self.insist("POST", f"/servers/{server}/action", {"os-getConsoleOutput": {}}, fine=(200, 404, 409))
+        return str(reply.body["output"]) if reply.status == 200 else ""
+
+    def create(self, *, image: str, flavor: str, name: str = "e2e", **more: Any) -> str:
+        """A server's id, once it was accepted."""
+        reply = self.insist("POST", "/servers", {"server": {
+            "name": name, "imageRef": image, "flavorRef": flavor, "networks": "none", **more}}, fine=(202,),
+            headers={"Idempotency-Key": str(uuid.uuid4())})
+        return str(reply.body["server"]["id"])
+
+    def await_status(self, server: str, wanted: str, seconds: float = SETTLE) -> dict[str, Any]:
+        """Until the server has this status and no task; ERROR ends the wait."""
+        def reached() -> dict[str, Any] | None:
+            found = self.server(server)
+            assert found and (found["status"] != "ERROR" or wanted == "ERROR"), found
+            return found if (found["status"], found["OS-EXT-STS:task_state"]) == (wanted, None) else None
+        found: dict[str, Any] = await_true(reached, seconds, lambda: f"not {wanted}: {self.server(server)}")
+        return found
+
+    def await_gone(self, server: str, seconds: float = SETTLE) -> None:
+        """Until the server is no more."""
+        await_true(lambda: not self.server(server), seconds, lambda: f"still there: {self.server(server)}")
+
+    def await_ready(self, server: str, times: int = 1) -> str:
+        """Until the guest has said so often that it is ready; returns its console."""
+        await_true(lambda: self.console(server).count(READY) >= times, BOOT,
+                   lambda: f"the guest of {server} is not ready: {self.server(server)}\n{self.console(server)[-2000:]}")
+        return self.console(server)
+
+
+class Live:
+    """One cloud with its own home and ports. ``variables`` join the environment of its commands."""
+
+    def __init__(self, home: Path, base: int, **variables: str) -> None:
+        self.home, self.base = home, base
+        self.cloud = Cloud(home=home, ports=Ports.from_base(base), driver=variables.get("KILONOVA_DRIVER", "libvirt"))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
+        self.environment = kept | {"KILONOVA_HOME": str(home), "KILONOVA_PORT_BASE": str(base),
+                                   "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"} | variables
+        self.seed = Seed(self.cloud)
+
+    # --- commands ---
+    def run(self, *command: str | Path, text: str | None = None, seconds: float = 300,
+            **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run to the end, in the repository; output and errors are kept apart."""
+        return subprocess.run([str(part) for part in command], input=text or "", capture_output=True, text=True,
+                              timeout=seconds, check=False, cwd=ROOT, env=self.environment | variables)
+
+    def up(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """./deploy/up"""
+        return self.run(ROOT / "deploy/up", *arguments, seconds=900, **variables)
+
+    def down(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """./deploy/down"""
+        return self.run(ROOT / "deploy/down", *arguments)
+
+    def openstack(self, *commands: str, cloud: str = "kilonova", good: bool = True) -> list[Any]:
+        """Type the commands into one ``openstack``; returns what they said, JSON as objects in order."""
+        done = self.run(PROGRAMS / "openstack", "--os-cloud", cloud, text="\n".join(commands) + "\n",
+                        OS_CLIENT_CONFIG_FILE=str(self.cloud.clouds_yaml))
+        assert (done.returncode == 0) == good, f"{commands}\n{done.stdout}\n{done.stderr}"
+        return documents(done.stdout)
+
+    def virsh(self, *arguments: str) -> str:
+        """Ask this cloud's own libvirtd."""
+        uri = libvirtd.uri(self.cloud.libvirt_folder(1))
+        return self.run("virsh", "-c", uri, *arguments).stdout
+
+    def domains(self) -> list[str]:
+        """The ids of all domains, running or not."""
+        return self.virsh("list", "--all", "--uuid").split()
+
+    def domain_state(self, server: str) -> str:
+        """As virsh words it: running, shut off."""
+        return self.virsh("domstate", server).strip()
+
+    def judge(self) -> None:
+        """All is well by ``kilonova doctor``, and every host was asked."""
+        last: list[subprocess.CompletedProcess[str]] = []
+
+        def all_asked() -> bool:
+            last[:] = [self.run(PROGRAMS / "kilonova", "doctor", KILONOVA_CONF=str(self.cloud.config()))]
+            return "did not answer" not in last[0].stderr
+        await_true(all_asked, SETTLE, lambda: last[0].stderr)
+        assert (last[0].returncode, last[0].stdout.strip()) == (0, "all is well"), last[0]
+
+    # --- APIs ---
+    def rest(self, user: str = "kilonova") -> Rest:
+        """Plain HTTP as "kilonova" (the user demo) or "kilonova-admin"."""
+        return Rest(self.cloud.api_url, self.seed.connect(user).session.get_token())
+
+    def image(self) -> str:
+        """The id of the tiny image."""
+        return str(next(iter(self.seed.demo.image.images(name="tiny", status="active"))).id)
+
+    def flavor(self, name: str = "m1.nano") -> str:
+        """The id of a flavor."""
+        return str(self.seed.demo.compute.find_flavor(name, ignore_missing=False).id)
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        """Read the database, without a lock that anybody could notice."""
+        database = sqlite3.connect(f"file:{self.home}/data/kilonova.db?mode=ro", uri=True, timeout=30)
+        try:
+            return database.execute(query, values).fetchall()
+        finally:
+            database.close()
+
+    def at_work(self, servers: list[str]) -> bool:
+        """Has a host been told to do something for one of the servers, and has not answered yet?"""
+        marks = ", ".join("?" * len(servers))
+        return bool(self.rows(f"SELECT 1 FROM actions WHERE server_id IN ({marks}) AND state = 'waiting' "
+                              "AND host IS NOT NULL", *servers))
+
+    # --- what is left ---
+    def remains(self, server: str) -> list[str]:
+        """Everything that a deleted server must not leave: domain, records, files."""
+        found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.driver == "libvirt" else []
+        for table, column in (("guests", "server_id"), ("allocations", "consumer_id"), ("consumers", "id")):
+            found += [f"{table} {row}" for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)]
+        folders = (*self.home.glob("state*"), *self.home.glob("libvirt*"))
+        return found + [str(path) for folder in folders for path in folder.rglob("*")
+                        if server in str(path) and "log" not in path.relative_to(self.home).parts]
+
+    def processes(self) -> list[str]:
+        """Command lines of all processes that belong to this home."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(self.home).encode() in command + variables:
+                found.append(f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
+        return found
+
+
+def documents(text: str) -> list[Any]:
+    """The JSON documents in a text, one after the other; other lines between them are dropped."""
+    found, decoder, at = [], json.JSONDecoder(), 0
+    while match := re.compile(r"^[\[{]", re.MULTILINE).search(text, at):
+        document, at = decoder.raw_decode(text, match.start())
+        found.append(document)
+    return found

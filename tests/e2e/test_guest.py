@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real guest: it boots, says who it is, powers itself off, and leaves nothing when it is deleted."""
+from __future__ import annotations
+
+import base64
+import time
+
+from tests.e2e.live import Live, Rest, await_true
+
+TALKS = '#!/bin/sh\necho "kilonova tiny guest: six times seven is $((6 * 7)) on $(hostname)"\n'
+ENDS = "#!/bin/sh\npoweroff -f\n"
+#: A guest that ends by itself is seen within this time, seconds.
+NOTICED = 10
+
+
+def encoded(script: str) -> str:
+    return base64.b64encode(script.encode()).decode()
+
+
+def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: Rest) -> None:
+    server = demo.create(name="Talks <&> 1", image=cloud.image(), flavor=cloud.flavor(), config_drive=True,
+                         user_data=encoded(TALKS))
+    found = demo.await_status(server, "ACTIVE")
+    assert found["OS-EXT-STS:power_state"] == 1
+    console = demo.await_ready(server)
+    assert "kilonova tiny guest: booting" in console
+    assert f"kilonova tiny guest: id {server}" in console
+    assert "kilonova tiny guest: name Talks <&> 1" in console
+    assert f"six times seven is 42 on {found['OS-EXT-SRV-ATTR:hostname']}" in console
+    assert server in cloud.domains()
+    assert cloud.domain_state(server) == "running"
+    assert cloud.remains(server) != []                      # what is looked for below can be found
+
+    assert demo.call("DELETE", f"/servers/{server}").status == 204
+    demo.await_gone(server)
+    await_true(lambda: cloud.remains(server) == [], 10, lambda: cloud.remains(server))
+    cloud.judge()
+
+
+def test_guest_whose_power_button_is_pressed_becomes_shutoff_and_starts_again(cloud: Live, demo: Rest) -> None:
+    server = demo.create(image=cloud.image(), flavor=cloud.flavor())
+    demo.await_status(server, "ACTIVE")
+    demo.await_ready(server)
+    cloud.virsh("shutdown", server)
+    await_true(lambda: cloud.domain_state(server) == "shut off", 30, lambda: cloud.domain_state(server))
+    began = time.monotonic()
+    assert demo.await_status(server, "SHUTOFF", NOTICED)["OS-EXT-STS:power_state"] == 4
+    assert time.monotonic() - began < NOTICED
+    assert demo.call("POST", f"/servers/{server}/action", {"os-start": None}).status == 202
+    demo.await_status(server, "ACTIVE")
+    demo.await_ready(server, times=2)
+
+
+def test_guest_that_powers_itself_off_becomes_shutoff(cloud: Live, demo: Rest) -> None:
+    server = demo.create(image=cloud.image(), flavor=cloud.flavor(), config_drive=True, user_data=encoded(ENDS))
+    await_true(lambda: cloud.domain_state(server) == "running", 60, lambda: demo.server(server))
+    await_true(lambda: cloud.domain_state(server) == "shut off", 60, lambda: cloud.domain_state(server))
+    demo.await_status(server, "SHUTOFF", NOTICED)
