@@ -151,7 +151,9 @@ def _first_process(state_dir: Path) -> int:
 def _spawn(daemon: str) -> int:
     path = shutil.which(daemon, path=_path())
     assert path is not None, "start() has looked for it"
-    return os.posix_spawn(path, [path], os.environ, setsid=True, setsigmask=[])
+    # Without the option the pid file would be in /run itself, where another libvirtd may hold it.
+    command = [path, "--pid-file", f"/run/libvirt/{daemon}.pid"]
+    return os.posix_spawn(path, command, os.environ, setsid=True, setsigmask=[])
 
 
 def _mount(*arguments: str) -> None:

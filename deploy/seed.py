@@ -37,6 +37,7 @@ class Seed:
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
         self._made: dict[str, Any] = {}
+        self.launched = ""      # when the processes were started, if they just were: UTC, ISO 8601
 
     def connect(self, name: str) -> Any:
         """As "kilonova" (the user demo) or "kilonova-admin"."""
@@ -54,12 +55,12 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until every agent has said hello and counts as up."""
+        """Wait until every agent has said hello since the launch: only then is what the API shows true."""
         wanted = set(self.cloud.hosts)
 
         def up() -> bool:
             found = {service.host for service in self.admin.compute.services(binary="nova-compute")
-                     if service.state == "up"}
+                     if service.state == "up" and (service.updated_at or "") >= self.launched}
             return wanted <= found
         wait(self._patiently(up), 90, f"The agent of {', '.join(sorted(wanted))} does not count as up",
              f"See {self.cloud.log('agent')} and {self.cloud.log('conductor')}.")
@@ -143,7 +144,7 @@ class Seed:
                               f"See {self.cloud.log('agent')}.")
             text = self._console_text(server.id)
             time.sleep(0.5)
-        return _tail(text)
+        return _tail(text[:text.index(READY) + len(READY)])
 
     def _console_text(self, server: str) -> str:
         try:

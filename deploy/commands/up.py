@@ -13,12 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy import environment, packages
 from deploy.cloud import Cloud
 from deploy.environment import VENV
 from deploy.preflight import check
 from deploy.progress import Failure, main, run, say, steps
+
+if TYPE_CHECKING:       # it needs the virtual environment, which the first steps make
+    from deploy.seed import Seed
 
 TOTAL, CONTINUED = 14, "--continued"
 Step = tuple[str, Callable[[], str | None]]
@@ -44,7 +48,7 @@ def go_on(cloud: Cloud) -> int:
         ("Folders, secrets and configuration", lambda: prepare(cloud)),
         ("Database", lambda: upgrade(cloud)),
         ("First rows of the identity service", lambda: bootstrap(cloud)),
-        ("Processes", lambda: _launch(cloud)),
+        ("Processes", lambda: _launch(cloud, seed)),
         ("Services answer", lambda: await_services(cloud)),
         ("Host", seed.host),
         ("Flavors", seed.flavors),
@@ -85,8 +89,10 @@ def bootstrap(cloud: Cloud) -> None:
     run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
 
 
-def _launch(cloud: Cloud) -> str:
+def _launch(cloud: Cloud, seed: Seed) -> str:
     running = cloud.supervisor() is not None
+    if not running:
+        seed.launched = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
     cloud.launch()
     return "run already" if running else ", ".join(program.name for program in cloud.programs())
 
