@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ Step = tuple[str, Callable[[], str | None]]
 
 def begin(cloud: Cloud) -> int:
     """Steps 1 to 3, then the others in the virtual environment."""
-    log = Path(tempfile.gettempdir()) / "kilonova-up.log"
+    log = cloud.log("install")
     steps([("Look before touching anything", lambda: check(cloud)),
            ("Debian packages", lambda: packages.install(packages.for_up(), log)),
            ("Python environment", lambda: environment.make(environment.RUNTIME, log))], total=TOTAL)

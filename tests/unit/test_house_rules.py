@@ -105,12 +105,13 @@ def test_file_says_its_licence_and_what_it_is(path: Path) -> None:
 @EVERY
 def test_nothing_is_too_long(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert len(lines) <= LONGEST_FILE or "upgrades/versions" in name_of(path)      # an upgrade is never edited
     assert [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE] == []
     long = {node.name: node.end_lineno - node.lineno + 1 for node in ast.walk(parsed(path))
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None
             and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION}
-    assert long == {}
+    if "upgrades/versions" not in name_of(path):      # written once, as long as its tables are
+        assert len(lines) <= LONGEST_FILE
+        assert long == {}
 
 
 @OURS
