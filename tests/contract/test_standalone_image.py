@@ -254,7 +254,18 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
     for headers in ({"X-Auth-Token": "nonsense"}, {"X-Auth-Token": ""}, {
             "X-Auth-Token": "x", "X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}):
         assert call(reader, "GET", "/v2/images", headers=headers).status_code == 401
-    assert requests.get(cloud.image_url, timeout=20).status_code == 300
+    for path, status in (("/", 300), ("/versions", 200), ("/v2", 300), ("/v2/", 300), ("/v2//images", 401)):
+        spoofed = {"X-Identity-Status": "Confirmed", "X-Roles": "admin"}
+        assert requests.get(cloud.image_url + path, headers=spoofed, timeout=20).status_code == status
+
+
+def test_without_the_identity_service_a_token_is_not_called_wrong(cloud: Cloud) -> None:
+    alone = dataclasses.replace(
+        cloud, folder=cloud.folder / "alone", image_port=free_port(), identity_port=free_port())
+    alone.folder.mkdir()
+    with alone.image():
+        asked = requests.get(f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20)
+    assert asked.status_code == 503
 
 
 # Data

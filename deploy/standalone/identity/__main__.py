@@ -9,11 +9,13 @@ import argparse
 from datetime import timedelta
 from pathlib import Path
 
+from sqlalchemy import select
+
 from deploy.standalone.database import Database
 from deploy.standalone.identity.app import build
 from deploy.standalone.identity.bootstrap import bootstrap
 from deploy.standalone.identity.gate import Gate
-from deploy.standalone.identity.schema import METADATA
+from deploy.standalone.identity.schema import METADATA, users
 from deploy.standalone.web import add_options, secret, serve
 
 
@@ -53,6 +55,11 @@ def _bootstrap(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    database = Database(options.db, METADATA)
+    with database.read() as connection:
+        if connection.execute(select(users.c.id)).first() is None:
+            raise SystemExit(f"{options.db} has no users yet: run the command bootstrap first.")
+    database.close()
     lifetime = timedelta(hours=options.token_hours)
     serve(lambda: build(Gate(Database(options.db, METADATA), lifetime)), options, lambda: None)
 

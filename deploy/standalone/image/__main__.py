@@ -32,7 +32,8 @@ def main() -> None:
     serving.add_argument("--project", default="service")
     serving.add_argument("--password-file")
     options = parser.parse_args()
-    serve(lambda: guarded(build(_shelf(options)), _identity(options)), options, lambda: _recover(options))
+    identity = _identity(options)
+    serve(lambda: guarded(build(_shelf(options)), identity), options, lambda: _recover(options))
 
 
 def _shelf(options: argparse.Namespace) -> Shelf:
@@ -56,7 +57,6 @@ def _identity(options: argparse.Namespace) -> dict[str, Any]:
         "user_domain_id": "default",
         "project_domain_id": "default",
         "www_authenticate_uri": options.auth_url,
-        "delay_auth_decision": True,
         "token_cache_time": TOKEN_CACHE_SECONDS,
         "include_service_catalog": False,
         "service_token_roles_required": True,

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, or_, select, true
 
 from deploy.standalone.image.schema import images, members
 
-OPEN = ("/", "/versions", "/v2")
+OPEN = ("/", "/versions", "/v2", "/v2/")
 
 
 @dataclass(frozen=True)
