@@ -260,8 +260,7 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
 
 
 def test_without_the_identity_service_a_token_is_not_called_wrong(cloud: Cloud) -> None:
-    alone = dataclasses.replace(
-        cloud, folder=cloud.folder / "alone", image_port=free_port(), identity_port=free_port())
+    alone = dataclasses.replace(cloud, folder=cloud.folder / "alone", image_port=free_port(), identity_port=free_port())
     alone.folder.mkdir()
     with alone.image():
         asked = requests.get(f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20)
