@@ -113,7 +113,7 @@ class Agent:
 
     def has_news(self) -> bool:
         """Is there something that should not wait for the next periodic exchange?"""
-        return bool(self._results or self._changed)
+        return bool(self._results or self._settled(self._changed.values()))
 
     def needs_hello(self) -> bool:
         """A new session is needed at start and after a silence longer than the lease."""
@@ -124,8 +124,16 @@ class Agent:
         session = 0 if inventory is not None else self.session
         if domains is not None:
             self._reported_at = self._clock.monotonic()
-        return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()), domains,
-                    list(self._changed.values()), inventory)
+        return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
+                    None if domains is None else self._settled(domains), self._settled(self._changed.values()),
+                    inventory)
+
+    def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
+        """Domains that no command is changing just now, each with the highest fence accepted for it: a state seen
+        after a command that failed is true under that command's fence, although the domain never got to carry it."""
+        busy = {work.command.server for work in self._work.values()}
+        return [DomainState(state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0)))
+                for state in domains if state.server not in busy]
 
     def answered(self, request: Sync, answer: SyncAnswer) -> None:
         """Take the conductor's answer to this request."""
@@ -136,9 +144,10 @@ class Agent:
         self.session = answer.session
         for key in answer.acknowledged:
             self._results.pop(key, None)
-        for state in request.changed:
-            if self._changed.get(state.server) == state:
-                del self._changed[state.server]
+        for told in request.changed:
+            state = self._changed.get(told.server)
+            if state is not None and state.power_state == told.power_state:
+                del self._changed[told.server]
         if answer.guests is not None:
             for server, fence in answer.guests.items():
                 self._fences[server] = max(fence, self._fences.get(server, 0))

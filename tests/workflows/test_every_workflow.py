@@ -367,3 +367,17 @@ def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
     cloud.engine.fault_point = delete
     cloud.settle()
     trial.is_right(states.DELETED, 0)
+
+
+def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Cloud) -> None:
+    """The failed reboot raised the server's fence, which the domain never got to carry."""
+    trial = trial_of(cloud, "stop")
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.driver.script["ensure_stopped"] = [Fail("no")]
+    trial.begin()
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == states.ACTIVE
+    host.driver.power_off(trial.server)
+    for _ in range(65):
+        cloud.round()
+    trial.is_right(states.STOPPED, 1)
