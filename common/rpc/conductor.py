@@ -6,6 +6,7 @@ since the last; a ring that is lost costs at most the conductor's next sweep.
 """
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from common.models import Access, Sync, SyncAnswer
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
+log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"
 
 
@@ -65,4 +67,7 @@ class Bell:
         while True:
             self._rung.wait()
             self._rung.clear()
-            self._transport.cast(TOPIC, self._method, server=self._server)
+            try:
+                self._transport.cast(TOPIC, self._method, server=self._server)
+            except Exception:
+                log.exception("a ring was lost; the next one is tried all the same")

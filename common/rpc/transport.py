@@ -3,13 +3,14 @@
 
 The threading backend must be chosen before oslo.messaging is imported, or eventlet comes along; ``connect``
 refuses a process in which anything was monkey-patched. A cast gives up after one try: the sweep and the
-sync exchange make up for it.
+sync exchange make up for it. A call ends within its time, also when the broker was never there.
 """
 from __future__ import annotations
 
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,8 @@ from common import errors  # noqa: E402
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = "kilonova"
-_LOST = (oslo_messaging.MessagingException, kombu_exceptions.KombuError, OSError)
+_LOST = (oslo_messaging.MessagingException, oslo_messaging.MessageUndeliverable, kombu_exceptions.KombuError,
+         kombu_exceptions.ConnectionError, kombu_exceptions.ChannelError, OSError)
 
 
 class Transport:
@@ -39,6 +41,8 @@ class Transport:
         _tune(conf)
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
         self._servers: list[Any] = []
+        self._lock, self._can_hear = threading.Lock(), threading.Event()
+        self._opener: threading.Thread | None = None
 
     def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
         """Send and forget; False when the broker or the queue is not there."""
@@ -54,17 +58,35 @@ class Transport:
 
         Raises:
             NoAnswer: nobody answered in time: what became of the question is unknown.
-            Problem: the one that the other side raised.
+            Problem: the one that the other side raised; its class and text are the same, other attributes are not.
         """
+        silence = f"{server or topic} did not answer {method} within {timeout:g} s."
+        if not self._hears(timeout):
+            raise errors.NoAnswer(silence)
         try:
             answer = self._client(topic, server, timeout).call({}, method, **arguments)
         except _LOST as problem:
-            raise errors.NoAnswer(f"{server or topic} did not answer {method} within {timeout:g} s.") from problem
+            raise errors.NoAnswer(silence) from problem
         if isinstance(answer, dict) and "problem" in answer:
-            kind = getattr(errors, answer["problem"], errors.Problem)
-            raise kind(answer["text"]) if kind not in (errors.OverQuota, errors.WrongState) else errors.Problem(
-                answer["text"])
+            raise _rebuilt(answer["problem"], answer["text"])
         return answer
+
+    def _hears(self, timeout: float) -> bool:
+        """Can answers reach us? The library opens its queue for them in the first call and waits for the broker
+        without end, so a first call to nobody is made in a thread that may wait."""
+        if not self._can_hear.is_set():
+            with self._lock:
+                if self._opener is None:
+                    self._opener = threading.Thread(target=self._open, name="replies", daemon=True)
+                    self._opener.start()
+        return self._can_hear.wait(timeout)
+
+    def _open(self) -> None:
+        try:
+            self._client("kilonova-nobody", None, 1).call({}, "open")
+        except _LOST as problem:
+            log.debug("answers can be heard from now on: %s", problem)
+        self._can_hear.set()
 
     def _client(self, topic: str, server: str | None, timeout: float | None) -> Any:
         target = oslo_messaging.Target(topic=topic, server=server)
@@ -86,7 +108,8 @@ class Transport:
             rpc_server.stop()
         for rpc_server in self._servers:
             rpc_server.wait()
-        self._transport.cleanup()
+        if self._opener is None or self._can_hear.is_set():    # else the library still waits for the broker
+            self._transport.cleanup()
 
 
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,8 +119,19 @@ def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(**arguments)
         except errors.Problem as problem:
             return {"problem": type(problem).__name__, "text": problem.text}
+        except Exception:
+            log.exception("%s failed unexpectedly", function.__qualname__)
+            return {"problem": "Problem", "text": errors.Problem().text}
     exposed: Callable[..., Any] = oslo_messaging.expose(method)
     return exposed
+
+
+def _rebuilt(name: str, text: str) -> errors.Problem:
+    """The Problem that the other side raised; one of a newer sender that is unknown here is a plain Problem."""
+    kind = getattr(errors, name, errors.Problem)
+    problem: errors.Problem = kind.__new__(kind)
+    errors.Problem.__init__(problem, text)      # some kinds make their text from parts, which did not travel
+    return problem
 
 
 def _tune(conf: cfg.ConfigOpts) -> None:

@@ -42,6 +42,7 @@ PURE = tuple(f"common/{name}.py" for name in ("states", "models", "errors", "ids
 #: Files that start threads or sleep outside a service.py, and why.
 THREADS = {
     "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
+    "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
     "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
     "compute_agent/virt/libvirt/driver.py": "looks again whether a guest has powered off, while its verb runs",

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on a real RabbitMQ: what is lost is known at once or in time, and nobody waits for ever."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from common import config, errors
+from common.models import Access, Command, DomainState, RequestSpec, Result, Selection, Sync, SyncAnswer
+from common.rpc import agent, conductor, scheduler
+from common.rpc.transport import Transport
+from deploy.servers import free_ports
+from tests.functional.messages import Network, PrivateTransport
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Problem)]
+MADE = {errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20)}), errors.Locked: errors.Locked("s1"),
+        errors.WrongState: errors.WrongState("stop", "s1", "vm_state", "stopped")}
+Connect = Callable[[], Any]
+
+
+@pytest.fixture
+def connect(rabbitmq_url: str) -> Iterator[Connect]:
+    """Each call is another process's transport; they share topics that no other test uses."""
+    conf, network, opened = config.load(), Network(), []
+
+    def make() -> PrivateTransport:
+        opened.append(PrivateTransport(Transport(conf, rabbitmq_url), network))
+        return opened[-1]
+    yield make
+    for transport in opened:
+        transport.close()
+
+
+def unreachable() -> Transport:
+    return Transport(config.load(), f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def no_answer(work: Callable[[], Any]) -> Callable[[], Any]:
+    def wanted() -> None:
+        with pytest.raises(errors.NoAnswer, match="did not answer"):
+            work()
+    return wanted
+
+
+class Told:
+    """Serves every interface; keeps what it was told."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer, self.told = answer, []  # type: Any, list[Any]
+        self.heard = threading.Condition()
+
+    def _hear(self, *what: Any) -> Any:
+        with self.heard:
+            self.told.append(what)
+            self.heard.notify_all()
+        return self.answer
+
+    def wait_for(self, count: int) -> list[Any]:
+        with self.heard:
+            assert self.heard.wait_for(lambda: len(self.told) >= count, timeout=10), self.told
+            return list(self.told)
+
+    def ring(self) -> None:
+        self._hear("ring")
+
+    loop_back = ring
+
+    def sync(self, request: Sync) -> Any:
+        return self._hear(request)
+
+    def select(self, specs: list[RequestSpec], fresh: bool) -> Any:
+        return self._hear(specs, fresh)
+
+    def do(self, commands: list[Command], access: Access | None) -> None:
+        self._hear(commands, access)
+
+    def query(self, verb: str, arguments: dict[str, Any]) -> Any:
+        return self._hear(verb, arguments)
+
+
+def test_a_cast_to_a_queue_that_nobody_declared_is_known_to_be_lost_at_once(connect: Connect) -> None:
+    transport = connect()
+    for server in (None, "h1"):
+        assert seconds(lambda server=server: transport.cast("nobody", "ring", server)) < 3
+        assert transport.cast("nobody", "ring", server) is False
+
+
+def test_a_cast_arrives_as_often_as_it_was_sent(connect: Connect) -> None:
+    told = Told()
+    conductor.serve(connect(), "c1", told)
+    sender = connect()
+    assert all([sender.cast(conductor.TOPIC, "ring") for _ in range(5)])
+    assert told.wait_for(5) == [("ring",)] * 5
+
+
+def test_a_call_that_nobody_serves_is_unanswered_within_its_time(connect: Connect) -> None:
+    transport = connect()
+    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=2))) < 3
+
+
+def test_a_call_to_a_server_that_is_gone_is_unanswered_within_its_time(connect: Connect, rabbitmq_url: str) -> None:
+    client, server = connect(), connect()
+    agent.serve(server, "h1", Told({"x": 1}))
+    assert agent.Client(client).query("h1", "v", {}) == {"x": 1}
+    server.close()
+    assert seconds(no_answer(lambda: agent.Client(client).query("h1", "v", {}, timeout=1))) < 2.5
+
+
+def test_a_call_that_takes_longer_than_its_time_is_unanswered_in_time(connect: Connect) -> None:
+    released = threading.Event()
+    server = connect()
+    server.serve("slow", "s", {"wait": lambda: released.wait(30)})
+    assert seconds(no_answer(lambda: connect().call("slow", "wait", timeout=1))) < 2.5
+    released.set()
+
+
+def test_with_the_broker_unreachable_calls_end_in_time_casts_at_once_and_it_closes() -> None:
+    transport = unreachable()
+    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
+    assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
+    assert transport.cast("nobody", "ring") is False
+    assert seconds(lambda: transport.cast("nobody", "ring")) < 2
+    assert seconds(transport.close) < 5
+
+
+def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None:
+    problems = {kind.__name__: MADE.get(kind) or kind("Naïve: it is so.") for kind in KINDS}
+
+    def fail(name: str) -> None:
+        raise problems[name]
+    connect().serve("failing", "s", {"fail": fail})
+    client = connect()
+    for name, sent in problems.items():
+        with pytest.raises(errors.Problem) as caught:
+            client.call("failing", "fail", timeout=5, name=name)
+        assert (type(caught.value), caught.value.text, str(caught.value)) == (type(sent), sent.text, sent.text)
+        assert (caught.value.status, caught.value.retryable) == (sent.status, sent.retryable)
+
+
+def test_what_nobody_foresaw_is_a_problem_whose_text_tells_nothing(connect: Connect) -> None:
+    def fail() -> None:
+        raise KeyError("/secret/path")
+    connect().serve("failing", "s", {"fail": fail})
+    with pytest.raises(errors.Problem) as caught:
+        connect().call("failing", "fail", timeout=5)
+    assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
+
+
+def test_a_problem_that_only_a_newer_sender_knows_is_a_plain_one(connect: Connect) -> None:
+    class TooHot(errors.Conflict):
+        pass
+
+    def fail() -> None:
+        raise TooHot("It is too hot.")
+    connect().serve("failing", "s", {"fail": fail})
+    with pytest.raises(errors.Problem, match="It is too hot.") as caught:
+        connect().call("failing", "fail", timeout=5)
+    assert type(caught.value) is errors.Problem
+
+
+def test_the_exchange_of_agents_arrives_as_it_was_said(connect: Connect) -> None:
+    command = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}})
+    said = Sync("h1", 3, "boot", False, ["k"], [Result("k", "s", 2, "done", {"power_state": 1})], None,
+                [DomainState("s", 4, 2)])
+    answer = SyncAnswer(3, ["k"], [command], {"s": 2})
+    told = Told((answer, Access("http://image", "token")))
+    conductor.serve(connect(), "c1", told)
+    client = conductor.Client(connect())
+    assert client.sync(said, 5) == (answer, Access("http://image", "token"))
+    told.answer = (SyncAnswer(0), None)
+    assert client.sync(said, 5) == (SyncAnswer(0), None)
+    assert told.told == [(said,), (said,)]
+
+
+def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
+    spec = RequestSpec("s", "p", {"VCPU": 1}, hints={"same": ["x"]})
+    selection = Selection("s", ["h1"], "because", {"h2": "full"}, {"h1": "nova"})
+    told = Told([selection])
+    scheduler.serve(connect(), "s1", told)
+    assert scheduler.Client(connect()).select([spec], True) == [selection]
+    assert told.told == [([spec], True)]
+
+
+def test_commands_reach_the_host_they_are_for(connect: Connect) -> None:
+    here, there = Told(), Told()
+    agent.serve(connect(), "h1", here)
+    agent.serve(connect(), "h2", there)
+    command = Command("a", "stop", 1, "s", 2, 3, "ensure_stopped", {"timeout": 60.0})
+    client = agent.Client(connect())
+    assert client.do("h1", [command, command], Access("u", "t"))
+    assert client.do("h1", [], None)
+    assert client.do("h3", [command], None) is False
+    assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
+        ([], None), ([command, command], Access("u", "t"))]
+    assert there.told == []
+
+
+def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Connect) -> None:
+    both = Told(), Told()
+    for number, told in enumerate(both):
+        conductor.serve(connect(), f"c{number}", told)
+    sender = connect()
+    for _ in range(4):
+        assert sender.cast(conductor.TOPIC, "ring", "c1")
+    assert both[1].wait_for(4) == [("ring",)] * 4
+    assert both[0].told == []
+
+
+def test_only_what_is_served_can_be_called(connect: Connect) -> None:
+    connect().serve("topic", "s", {"known": lambda: 1})
+    client = connect()
+    assert client.call("topic", "known", timeout=5) == 1
+    for method in ("unknown", "__init__", "__class__"):
+        with pytest.raises(errors.Problem):
+            client.call("topic", method, timeout=2)
+
+
+def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
+    """Rings that come while one is being sent become one."""
+    told = Told()
+    conductor.serve(connect(), "c1", told)
+    transport, gate, busy, casts = connect(), threading.Event(), threading.Event(), []
+
+    class Gated:
+        def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+            casts.append(method)
+            busy.set()
+            gate.wait(10)
+            return transport.cast(topic, method, server, **arguments)
+    bell = conductor.Bell(Gated())  # type: ignore[arg-type]
+    bell.ring()
+    assert busy.wait(5)
+    for _ in range(1000):
+        bell.ring()
+    gate.set()
+    assert told.wait_for(2) == [("ring",)] * 2
+    assert casts == ["ring", "ring"]
+
+
+def test_a_bell_never_blocks_even_when_the_broker_is_away() -> None:
+    transport = unreachable()
+    bell = conductor.Bell(transport)
+    assert seconds(lambda: [bell.ring() for _ in range(10_000)]) < 1
+    transport.close()
+
+
+def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
+    rung = threading.Semaphore(0)
+
+    class Broken:
+        def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+            rung.release()
+            raise ValueError("nobody foresaw this")
+    bell = conductor.Bell(Broken())  # type: ignore[arg-type]
+    for _ in range(3):
+        bell.ring()
+        assert rung.acquire(timeout=5)
+
+
+def test_a_server_stops_promptly(connect: Connect) -> None:
+    server, client = connect(), connect()
+    conductor.serve(server, "c1", Told((SyncAnswer(1), None)))
+    agent.serve(server, "h1", Told())
+    assert conductor.Client(client).sync(Sync("h1", 1), 5)[0].session == 1
+    assert seconds(server.close) < 5
+    assert seconds(client.close) < 5

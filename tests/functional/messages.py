@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other transport: the same interface over the real one, with topics that no other test uses.
+
+It counts what is sent and loses what a test tells it to lose, at the sender, as a broker that is wiped does:
+a lost cast is gone, a lost call ends in NoAnswer at its full time.
+"""
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from common import errors
+from common.rpc.transport import Transport
+
+Lose = Callable[[str], bool]
+
+
+def nothing(what: str) -> bool:
+    return False
+
+
+@dataclass
+class Network:
+    """What the transports of one cloud share. ``sent`` counts by what it is: a call is two messages.
+
+    lose: asked with the method's name before it is sent; with "answer to METHOD" when its answer is there.
+    """
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    lose: Lose = nothing
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def next_one(self, what: str) -> Callable[[], bool]:
+        """Lose the next message of this kind; returns whether that has happened."""
+        lost: list[str] = []
+
+        def lose(sent: str) -> bool:
+            if sent != what or lost:
+                return False
+            lost.append(sent)
+            return True
+        self.lose = lose
+        return lambda: bool(lost)
+
+
+class PrivateTransport:
+    """One process's connection; as ``common.rpc.transport.Transport``."""
+
+    def __init__(self, real: Transport, network: Network) -> None:
+        self._real, self._network = real, network
+
+    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        self._network.sent[method] += 1
+        if self._network.lose(method):
+            return True
+        return self._real.cast(self._own(topic), method, server, **arguments)
+
+    def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
+        self._network.sent[method] += 2
+        began = time.monotonic()
+        if not self._network.lose(method):
+            answer = self._real.call(self._own(topic), method, server, timeout, **arguments)
+            if not self._network.lose(f"answer to {method}"):
+                return answer
+        time.sleep(max(0.0, began + timeout - time.monotonic()))
+        raise errors.NoAnswer(f"{topic} did not answer {method}: the test lost it")
+
+    def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
+        self._real.serve(self._own(topic), server, methods)
+
+    def close(self) -> None:
+        self._real.close()
+
+    def _own(self, topic: str) -> str:
+        return f"{topic}-{self._network.name}"
