@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/up`` and ``./deploy/down``: from nothing to a running guest, again without harm, and back to nothing.
+
+The first run is the session's own (conftest.py).
+"""
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.servers import free_ports
+from tests.e2e.conftest import First, new_home
+from tests.e2e.live import PROGRAMS, Live, await_true
+
+SECOND_RUN = 30     # seconds it may take
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Live]:
+    """A cloud that does not exist, and must not begin to."""
+    home = new_home()
+    home.rmdir()
+    yield Live(home, free_ports(6))
+    assert not home.exists()
+
+
+def everything(live: Live) -> dict[str, Any]:
+    """What a run of up could double or change."""
+    return {"servers": sorted((one["id"], one["name"], one["status"]) for one in live.rest().servers()),
+            "images": sorted((one.id, one.name) for one in live.seed.admin.image.images()),
+            "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
+            "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
+            "users": sorted(one.name for one in live.seed.admin.identity.users()),
+            "processes": [live.cloud.pid(program.name) for program in live.cloud.programs()]}
+
+
+def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> None:
+    live, said = first_up.live, first_up.said.stdout
+    [server] = [one for one in live.rest().servers() if one["name"] == "first"]
+    assert "kilonova tiny guest: booting" in said
+    assert f"kilonova tiny guest: id {server['id']}" in said
+    assert "kilonova tiny guest: hello, this is first" in said
+    assert [line for line in said.splitlines() if line.startswith("[")][-1].startswith("[14/14]")
+    advice = [line.strip() for line in said.splitlines() if line.startswith("  ")]
+    [setting] = [line for line in advice if line.startswith("export OS_CLIENT_CONFIG_FILE=")]
+    [command] = [line for line in advice if line.endswith("server list")]
+    name, value = setting.removeprefix("export ").split("=")
+    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:], **{name: value})
+    assert shown.returncode == 0, shown
+    assert server["id"] in shown.stdout
+
+
+def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
+    before, began = everything(cloud), time.monotonic()
+    done = cloud.up()
+    took = time.monotonic() - began
+    assert done.returncode == 0, done
+    assert took < SECOND_RUN
+    assert everything(cloud) == before
+
+
+def test_wrong_argument_is_said_before_anything_changes(elsewhere: Live) -> None:
+    for ran in (elsewhere.up("--please"), elsewhere.down("--please")):
+        assert ran.returncode == 1
+        assert "--please" in ran.stderr
+        assert "What to do: " in ran.stderr
+
+
+@pytest.mark.parametrize("base", ["eighty", "80", "99999"])
+def test_wrong_port_base_is_said(elsewhere: Live, base: str) -> None:
+    ran = elsewhere.up(KILONOVA_PORT_BASE=base)
+    assert ran.returncode == 1
+    assert "KILONOVA_PORT_BASE" in ran.stderr
+    assert "1024 to 65000" in ran.stderr
+
+
+def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
+    port = elsewhere.cloud.ports.api
+    with socket.create_server(("127.0.0.1", port)):
+        ran = elsewhere.up()
+    assert ran.returncode == 1
+    assert f"{port} (api)" in ran.stderr
+    assert "KILONOVA_PORT_BASE" in ran.stderr
+    assert "ss -ltnp" in ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("[1/14]")
+
+
+def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:
+    ran = elsewhere.down()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "nothing runs" in ran.stdout
+
+
+def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) -> None:
+    before = everything(cloud)
+    done = cloud.down()
+    assert done.returncode == 0, done
+    assert cloud.processes() == []
+    assert "--purge" in done.stdout
+    assert (cloud.home / "data").is_dir()
+
+    done = cloud.up()
+    assert done.returncode == 0, done
+    rest = cloud.rest()
+    again = everything(cloud)
+    assert {**again, "processes": None} == {**before, "processes": None}
+    assert None not in again["processes"]
+    [server] = [one for one in rest.servers() if one["name"] == "first"]
+    await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
+    cloud.judge()
+
+
+def test_purge_wants_the_home_of_a_cloud(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter").write_text("dear")
+    ran = Live(mine, free_ports(6)).down("--purge")
+    assert ran.returncode == 1
+    assert "nothing is removed" in ran.stderr
+    assert (mine / "letter").read_text() == "dear"
