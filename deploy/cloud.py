@@ -232,7 +232,7 @@ class Cloud:
                              start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                              env=self._environment(None))
         wait(lambda: self.supervisor() is not None, 10, "The supervisor does not start",
-             f"See {self.log('supervise')}.")
+             lambda: self.advice("supervise"))
 
     def supervisor(self) -> int | None:
         """The process id of the supervisor when it runs: it holds its lock as long as it lives."""
@@ -302,15 +302,20 @@ class Cloud:
     def _await_broker(self, seconds: float = 90) -> None:
         """Processes that find no broker would wait seconds before they look again."""
         if self.broker_url is None:
-            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer", self.advice("rabbitmq"))
+            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer",
+                 lambda: self.advice("rabbitmq"))
 
     def await_http(self, name: str, url: str, seconds: float = 60) -> None:
         """Until this URL answers anything but a server error."""
-        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}", self.advice(name))
+        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}",
+             lambda: self.advice(name))
 
     def advice(self, name: str) -> str:
-        """Where to look when a process does not do what it should."""
-        return f"Look at the end of {self.log(name)} and of {self.log('supervise')}, then run this again."
+        """What a process that does not do what it should has said last, and where the rest is."""
+        log = self.log(name)
+        said = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]
+        return "\n".join([f"The {name} said last:", *("  | " + line[:300] for line in said),
+                          f"More in {log} and {self.log('supervise')}; then run this again."])
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -26,7 +26,7 @@ def check(cloud: Cloud) -> str:
     Raises:
         Failure: of the first that does not hold.
     """
-    _machine()
+    _machine(os.geteuid())
     _space(cloud)
     notes = []
     if cloud.supervisor() is not None:
@@ -41,8 +41,8 @@ def check(cloud: Cloud) -> str:
     return "\n        ".join(notes)
 
 
-def _machine() -> None:
-    if os.geteuid() != 0:
+def _machine(user: int) -> None:
+    if user != 0:
         raise Failure("This must run as root: it installs packages and drives libvirt.", "Run it with sudo.")
     if platform.machine() != "x86_64":
         raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")

@@ -87,8 +87,9 @@ def run(command: Sequence[str | Path], todo: str, *, log: Path | None = None, en
     return output
 
 
-def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str, pause: float = 0.2) -> None:
-    """Ask until the condition holds.
+def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str | Callable[[], str],
+         pause: float = 0.2) -> None:
+    """Ask until the condition holds; ``todo`` may be worked out at the end, from what has been logged by then.
 
     Raises:
         Failure: it did not within that many seconds.
@@ -96,5 +97,5 @@ def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str, pa
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise Failure(f"{what} (waited {seconds:.0f} s).", todo)
+            raise Failure(f"{what} (waited {seconds:.0f} s).", todo if isinstance(todo, str) else todo())
         time.sleep(pause)

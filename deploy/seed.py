@@ -63,7 +63,7 @@ class Seed:
                      if service.state == "up" and (service.updated_at or "") >= self.launched}
             return wanted <= found
         wait(self._patiently(up), 90, f"The agent of {', '.join(sorted(wanted))} does not count as up",
-             f"See {self.cloud.log('agent')} and {self.cloud.log('conductor')}.")
+             lambda: self.cloud.advice("agent"))
         return f"{', '.join(sorted(wanted))} up"
 
     @staticmethod

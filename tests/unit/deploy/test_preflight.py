@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands say before they touch anything, and when a step fails."""
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import packages, preflight
+from deploy.cloud import Cloud, Ports
+from deploy.commands import down, test, up
+from deploy.progress import Failure, main, run, steps, wait
+from deploy.servers import free_ports
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cloud:
+    return Cloud(tmp_path / "home", Ports.from_base(free_ports(6)))
+
+
+def test_taken_port_is_named_with_what_it_is_for(cloud: Cloud) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", cloud.ports.image))
+        other.listen()
+        with pytest.raises(Failure, match=rf"needed: {cloud.ports.image} \(image\)") as caught:
+            preflight._ports(cloud)
+    assert "KILONOVA_PORT_BASE" in caught.value.todo
+    preflight._ports(cloud)
+
+
+def test_home_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="sockets below it allow"):
+        preflight._space(Cloud(tmp_path / ("x" * 60)))
+
+
+def test_only_root_may_go_on() -> None:
+    with pytest.raises(Failure, match="must run as root"):
+        preflight._machine(1000)
+
+
+def test_nothing_is_made_by_looking(cloud: Cloud) -> None:
+    home = Path(f"/tmp/kn-looking-{os.getpid()}")
+    preflight._space(replace(cloud, home=home))
+    preflight._ports(cloud)
+    preflight._neighbours(cloud)
+    assert not home.exists() and not cloud.home.exists()
+
+
+def test_failing_step_says_its_number_what_failed_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> str:
+        raise Failure("The disk is full.", "Make room.")
+
+    def work() -> int:
+        steps([("Fine", lambda: "a note"), ("Disk", broken)], first=3, total=9)
+        return 0
+    assert main(work) == 1
+    said = capsys.readouterr()
+    assert said.out == "[3/9] Fine …\n        a note\n[4/9] Disk …\n"
+    assert "Step 4 (Disk) failed: The disk is full.\nWhat to do: Make room." in said.err
+
+
+def test_failing_program_shows_the_end_of_its_output_and_where_the_rest_is(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="ended with 2") as caught:
+        run(["ls", "/nonexistent/folder"], "Look.", log=tmp_path / "log")
+    assert "  | ls: " in caught.value.what and str(tmp_path / "log") in caught.value.todo
+    assert "/nonexistent/folder" in (tmp_path / "log").read_text()
+    with pytest.raises(Failure, match="There is no program"):
+        run(["/nonexistent/program"], "Install it.")
+
+
+def test_waiting_ends_with_advice_of_that_moment() -> None:
+    with pytest.raises(Failure, match="It is late") as caught:
+        wait(lambda: False, 0.01, "It is late", lambda: "advice", pause=0.001)
+    assert caught.value.todo == "advice"
+
+
+@pytest.mark.parametrize(("command", "arguments"), [(up.command, ["now"]), (down.command, ["--all"]),
+                                                    (test.run, ["nonsense"])])
+def test_unknown_arguments_are_refused_with_those_that_are_known(command: Callable[[list[str]], int],
+                                                                 arguments: list[str]) -> None:
+    with pytest.raises(Failure) as caught:
+        command(arguments)
+    assert arguments[0] in caught.value.what and caught.value.todo
+
+
+def test_packages_of_the_image_are_read_from_its_build() -> None:
+    assert "busybox-static" in packages.image_packages()
+    assert packages.missing(["no-such-package-in-debian"]) == ["no-such-package-in-debian"]
+    assert packages.missing(["dpkg"]) == []
+
+
+def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, hosts=("h1", "h2"), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud.prepare()
+    files = [cloud.config(), cloud.config("h2"), cloud.clouds_yaml, *(tmp_path / "secrets").iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    secret = cloud.password("admin")
+    cloud.prepare()
+    assert cloud.password("admin") == secret
+    assert cloud.config("h1") == cloud.config() != cloud.config("h2")
+    names = [program.name for program in cloud.programs()]
+    assert names == ["identity", "image", "api", "conductor", "scheduler", "agent", "agent-2"]
+    assert all(secret not in " ".join(program.command) for program in cloud.programs())
