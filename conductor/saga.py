@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from common.clock import Clock, iso
+from common.clock import Clock
 from common.models import Command, RequestSpec, Result, Selection
 from common.store.engine import Connection, Row, Store, moment, now
 
@@ -111,9 +111,9 @@ class Run:
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
-    """The fault that a server in ERROR shows."""
+    """The fault that a server in ERROR shows; its time in microseconds, as everywhere in the database."""
     return {"code": 500, "message": str(problem), "details": problem.details,
-            "created": iso(moment(tx))}
+            "created": moment(tx)}
 
 
 def debt_command(server: str, fence: int, session: int) -> Command:

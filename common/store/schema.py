@@ -127,7 +127,7 @@ servers = Table(
     Column("task_state", String(32)),
     Column("power_state", Integer, nullable=False, server_default="0"),
     Column("progress", Integer, nullable=False, server_default="0"),
-    Column("fault", Json),                                    # {code, message, details, created}
+    Column("fault", Json),                                    # {code, message, details, created (µs)}
     Column("locked", Boolean, nullable=False, server_default="0"),
     Column("locked_by", String(16)),
     Column("locked_reason", String(255)),
