@@ -27,17 +27,19 @@ from compute_api.schemas.common import NOTHING
 JSON = "application/json"
 
 
-def create(services: Services) -> falcon.App:
+def create(services: Services) -> Any:
     """The application over these services."""
-    app = falcon.App(media_type=JSON, request_type=middleware.HttpRequest, middleware=[
+    in_order: list[Any] = [
         middleware.RequestIds(),
         middleware.Sizes(services.settings.max_body),
         middleware.Roots(services.settings.public_url),
         middleware.Callers(),
         middleware.Microversions(),
-    ])
+    ]
+    app: Any = falcon.App(media_type=JSON, request_type=middleware.HttpRequest, middleware=in_order)
     app.req_options.strip_url_path_trailing_slash = True
-    app.add_error_handler((Exception, falcon.HTTPError), faults.handle)
+    app.add_error_handler(Exception, faults.handle)
+    app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
     policy = Policy(services.settings.policy_file)
 
     app.add_route("/", versions.Versions())

@@ -72,6 +72,17 @@ class Creator:
         self._waiting: list[_Ticket] = []
         self._led = False
 
+    @property
+    def waiting(self) -> int:
+        """How many creates wait for the transaction in hand to end."""
+        with self._lock:
+            return len(self._waiting)
+
+    @property
+    def led(self) -> bool:
+        """Is a transaction in hand?"""
+        return self._led
+
     def create(self, creation: Creation) -> Created:
         """Commit it, alone or with others.
 

@@ -37,7 +37,7 @@ def handle(req: falcon.Request, resp: falcon.Response, problem: BaseException, p
         status, message = problem.status, problem.text
     elif isinstance(problem, falcon.HTTPError):
         status = falcon.http_status_to_code(problem.status)
-        message = _TEXTS.get(status, problem.title or problem.status)
+        message = _TEXTS.get(status, problem.title or str(problem.status))
         headers = dict(problem.headers or {})
     else:
         status, message = 500, errors.Problem().text

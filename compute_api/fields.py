@@ -7,7 +7,8 @@ then every row of a list is rendered by the same short tuple of functions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,13 @@ OMITTED = Omitted()
 class Field:
     """One key of an answer.
 
-    get(row, view) makes its value; ``view`` is what the noun's view needs besides the row. rule: who may see
-    it. updated: in answers to a change only since then ("2.1": always; None: never). maybe: ``get`` may
+    get: the row's attribute that is shown as it is, or get(row, view) that makes the value; ``view`` is what the
+    noun's view needs besides the row. rule: who may see it. updated: in answers to a change only since then ("2.1": always; None: never). maybe: ``get`` may
     answer OMITTED.
     """
 
     name: str
-    get: Callable[[Any, Any], Any]
+    get: str | Callable[[Any, Any], Any]
     since: str = "2.1"
     until: str | None = None
     rule: str | None = None
@@ -39,18 +40,36 @@ class Field:
     maybe: bool = False
 
 
-Getters = tuple[tuple[tuple[str, Callable[[Any, Any], Any]], ...], tuple[tuple[str, Callable[[Any, Any], Any]], ...]]
+Get = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A view in force: names shown as they are with what reads them all at once, the made ones, and those that may be
+    left out."""
+
+    plain: tuple[str, ...]
+    values: Callable[[Any], Iterable[Any]]
+    made: tuple[tuple[str, Get], ...]
+    maybe: tuple[tuple[str, Get], ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def cut(fields: tuple[Field, ...], version: int, allowed: frozenset[str] = frozenset(), change: bool = False
-        ) -> Getters:
-    """The (name, get) pairs in force: those always there, and those that may be left out."""
+def cut(fields: tuple[Field, ...], version: int, allowed: frozenset[str] = frozenset(), change: bool = False) -> Cut:
+    """The fields that are shown at a version to who is allowed these rules; ``change``: in the answer to one."""
     shown = [field for field in fields
              if version in Range(field.since, field.until) and (field.rule is None or field.rule in allowed)
              and (not change or field.updated is not None and version in Range(field.updated))]
-    return (tuple((field.name, field.get) for field in shown if not field.maybe),
-            tuple((field.name, field.get) for field in shown if field.maybe))
+    plain = {field.name: field.get for field in shown if isinstance(field.get, str)}
+    made = [(field.maybe, field.name, field.get) for field in shown if not isinstance(field.get, str)]
+    return Cut(tuple(plain), _reader(list(plain.values())), tuple((name, get) for maybe, name, get in made if not maybe),
+               tuple((name, get) for maybe, name, get in made if maybe))
+
+
+def _reader(attributes: list[str]) -> Callable[[Any], Iterable[Any]]:
+    if len(attributes) < 2:
+        return lambda row: [getattr(row, name) for name in attributes]
+    return operator.attrgetter(*attributes)
 
 
 def rules(fields: tuple[Field, ...]) -> frozenset[str]:
@@ -58,11 +77,12 @@ def rules(fields: tuple[Field, ...]) -> frozenset[str]:
     return frozenset(field.rule for field in fields if field.rule)
 
 
-def render(getters: Getters, row: Any, view: Any = None) -> dict[str, Any]:
+def render(view_in_force: Cut, row: Any, view: Any = None) -> dict[str, Any]:
     """One row as a body."""
-    always, maybe = getters
-    body = {name: get(row, view) for name, get in always}
-    for name, get in maybe:
+    body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
+    for name, get in view_in_force.made:
+        body[name] = get(row, view)
+    for name, get in view_in_force.maybe:
         value = get(row, view)
         if value is not OMITTED:
             body[name] = value

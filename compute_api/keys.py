@@ -84,9 +84,9 @@ def _certificate(key: Any, name: str) -> str:
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+    subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name[:64])])
     now = datetime.now(UTC)
-    use = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CLIENT_AUTH])
+    use = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH])
     made = (x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now).not_valid_after(now + timedelta(days=_DAYS))

@@ -35,7 +35,7 @@ class HttpRequest(falcon.Request):
     """Falcon's request with our state on it."""
 
     context_type = State
-    context: State
+    context: State  # type: ignore[assignment]  # falcon's declaration is of its own bag of attributes
 
 
 class RequestIds:

@@ -32,7 +32,8 @@ class Order:
         return self.value.desc() if self.descending else self.value.asc()
 
     def beyond(self, value: Any) -> sa.ColumnElement[bool]:
-        return self.value < value if self.descending else self.value > value
+        later: sa.ColumnElement[bool] = self.value < value if self.descending else self.value > value
+        return later
 
 
 def after(order: list[Order], values: list[Any]) -> sa.ColumnElement[bool]:

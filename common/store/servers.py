@@ -9,6 +9,7 @@ A list costs the same number of statements whatever the page holds.
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +23,20 @@ from common.store.paging import Order, after
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 
 C = servers.c
+
+
+def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
+    return namedtuple("Server", [str(column.key) for column in columns])
+
+
 #: Long columns that only a view for admins shows; a list leaves them out unless asked.
 _HEAVY = ("user_data", "key_data")
 _LIGHT_COLUMNS = [sa.type_coerce(column, sa.Text).label(column.name) if isinstance(column.type, Json) else column
                   for column in C if column.name not in _HEAVY]
+_NAME_COLUMNS = [C.id, C.name]
 _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
+#: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's rows.
+_Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
 loads = json.loads
 
 #: The API's names of what servers can be sorted and filtered by. Names that have no column here are those of
@@ -67,13 +77,15 @@ class Wanted:
     limit: int = 1000
 
 
-def page(tx: Connection, wanted: Wanted, heavy: bool = False) -> list[Row[Any]]:
-    """One page of servers.
+def page(tx: Connection, wanted: Wanted, heavy: bool = False, names_only: bool = False) -> list[Any]:
+    """One page of servers; ``heavy``: with the long columns too, ``names_only``: only id and name.
 
     Raises:
         BadRequest: the marker names no server; a filter's value cannot be one.
     """
-    query = sa.select(*(_ALL_COLUMNS if heavy else _LIGHT_COLUMNS)).where(*_conditions(wanted))
+    columns, kind = ((_NAME_COLUMNS, _Name) if names_only else (_ALL_COLUMNS, _Server) if heavy
+                     else (_LIGHT_COLUMNS, _Light))
+    query = sa.select(*columns).where(*_conditions(wanted))
     order = _order(wanted.sort)
     if wanted.marker is not None:
         keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(C.id == wanted.marker)
@@ -83,7 +95,8 @@ def page(tx: Connection, wanted: Wanted, heavy: bool = False) -> list[Row[Any]]:
         if last is None:
             raise errors.BadRequest(f"marker [{wanted.marker}] not found")
         query = query.where(after(order, list(last)))
-    return list(tx.execute(query.order_by(*(key.clause for key in order)).limit(wanted.limit)))
+    found = tx.execute(query.order_by(*(key.clause for key in order)).limit(wanted.limit))
+    return list(map(kind._make, found))
 
 
 def _order(sort: Sequence[tuple[str, bool]]) -> list[Order]:
@@ -156,7 +169,7 @@ def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
     return conditions[kind]
 
 
-def show(tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False) -> Row[Any]:
+def show(tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False) -> Any:
     """One server, if it belongs to the project (None: any); with ``deleted`` also one that is gone.
 
     Raises:
@@ -170,7 +183,7 @@ def show(tx: Connection, server_id: str, project_id: str | None = None, deleted:
     row = tx.execute(query).first()
     if row is None:
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    return row
+    return _Server._make(row)
 
 
 def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
@@ -216,7 +229,7 @@ def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
     return {row.name: HostFacts(row.hypervisor_hostname, _host_status(row)) for row in tx.execute(query)}
 
 
-def _host_status(row: Row[Any]) -> str:
+def _host_status(row: Any) -> str:
     if row.forced_down:
         return "DOWN"
     if row.disabled:

@@ -49,16 +49,16 @@ def _read(request: Request) -> tuple[list[Any], dict[str, str]]:
 
 #: ``view`` is the list of the aggregate's hosts.
 AGGREGATE: tuple[Field, ...] = (
-    Field("id", lambda row, view: row.id),
-    Field("name", lambda row, view: row.name),
+    Field("id", "id"),
+    Field("name", "name"),
     Field("availability_zone", lambda row, view: row.meta.get("availability_zone")),
     Field("hosts", lambda row, view: view),
-    Field("metadata", lambda row, view: row.meta),
+    Field("metadata", "meta"),
     Field("created_at", lambda row, view: fraction(row.created_at)),
     Field("updated_at", lambda row, view: fraction(row.updated_at)),
     Field("deleted", lambda row, view: False),
     Field("deleted_at", lambda row, view: None),
-    Field("uuid", lambda row, view: row.uuid, since="2.41"),
+    Field("uuid", "uuid", since="2.41"),
 )
 
 

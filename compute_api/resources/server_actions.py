@@ -20,7 +20,7 @@ from compute_api.request import Answer, Request
 from compute_api.schemas import server_actions as schemas
 
 #: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
-REMOVED: tuple[tuple[str, Range, type[falcon.HTTPError]], ...] = (
+REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
     ("resetNetwork", Range(), falcon.HTTPGone),
     ("os-getRDPConsole", Range("2.6"), falcon.HTTPNotFound),
 )

@@ -130,7 +130,7 @@ def _destination(request: Request, body: dict[str, Any]) -> tuple[str | None, st
     zone, host = parts.zone_and_host(body.get("availability_zone"))
     if host is not None:
         request.require(_API + "servers:create:forced_host")
-    asked = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    asked: dict[str, str] = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
     if asked:
         request.require("compute:servers:create:requested_destination")
         if host is not None:

@@ -12,15 +12,15 @@ from compute_api.request import Request
 _RULE = "os_compute_api:os-server-groups:"
 #: ``view`` is the list of the group's servers.
 FIELDS: tuple[Field, ...] = (
-    Field("id", lambda row, view: row.id),
-    Field("name", lambda row, view: row.name),
+    Field("id", "id"),
+    Field("name", "name"),
     Field("policies", lambda row, view: [row.policy], until="2.63"),
-    Field("policy", lambda row, view: row.policy, since="2.64"),
-    Field("rules", lambda row, view: row.rules, since="2.64"),
+    Field("policy", "policy", since="2.64"),
+    Field("rules", "rules", since="2.64"),
     Field("members", lambda row, view: view),
     Field("metadata", lambda row, view: {}, until="2.63"),
-    Field("project_id", lambda row, view: row.project_id, since="2.13"),
-    Field("user_id", lambda row, view: row.user_id, since="2.13"),
+    Field("project_id", "project_id", since="2.13"),
+    Field("user_id", "user_id", since="2.13"),
 )
 
 

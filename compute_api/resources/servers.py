@@ -50,8 +50,8 @@ def _list(request: Request, path: str, names_only: bool) -> dict[str, Any]:
     allowed = frozenset() if names_only else request.allowed(view.RULES)
     made = view.View(request.links, request.is_admin, allowed)
 
-    def work(tx: Any) -> list[Any]:
-        rows = servers.page(tx, wanted, heavy=not names_only and view.shows_user_data(request.version, allowed))
+    def work(tx: Any) -> Sequence[Any]:
+        rows = servers.page(tx, wanted, view.shows_user_data(request.version, allowed), names_only)
         if view.shows_hosts(allowed):
             made.hosts = servers.host_facts(tx, {row.host for row in rows if row.host})
         return rows
@@ -81,7 +81,7 @@ def _wanted(request: Request, operation: str) -> Wanted | None:
         raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
     return Wanted(
         project_id=_project(request, operation, all_filters), deleted=deleted, filters=filters, states=listed_states,
-        tags={name: text.split(",") for name in _TAGS if (text := request.first(name))},
+        tags=_tags(request),
         changed_since=times["changes-since"], changed_before=times["changes-before"],
         sort=_sort(request), marker=request.first("marker"), limit=request.limit)
 
@@ -98,6 +98,13 @@ def _filters(request: Request, all_filters: bool) -> dict[str, Any]:
     if request.version in _LOCKED_FILTER and "locked" in request.query:
         found["locked"] = _boolean(request, "locked")
     return found
+
+
+def _tags(request: Request) -> dict[str, list[str]]:
+    """The tag filters, each a list with commas."""
+    if request.version not in Range("2.26"):
+        return {}
+    return {name: text.split(",") for name in _TAGS if (text := request.first(name))}
 
 
 def _boolean(request: Request, name: str) -> bool:

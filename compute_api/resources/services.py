@@ -28,16 +28,16 @@ def status(row: Any) -> str:
 
 #: ``view`` maps hosts to their zone.
 FIELDS: tuple[Field, ...] = (
-    Field("id", lambda row, view: row.id, until="2.52"),
-    Field("id", lambda row, view: row.uuid, since="2.53"),
-    Field("binary", lambda row, view: row.binary),
-    Field("host", lambda row, view: row.host),
+    Field("id", "id", until="2.52"),
+    Field("id", "uuid", since="2.53"),
+    Field("binary", "binary"),
+    Field("host", "host"),
     Field("zone", lambda row, view: view[row.host] if row.binary == services.COMPUTE else INTERNAL),
     Field("status", lambda row, view: status(row)),
     Field("state", lambda row, view: state(row)),
     Field("updated_at", lambda row, view: fraction(row.seen_at or row.updated_at)),
-    Field("disabled_reason", lambda row, view: row.disabled_reason),
-    Field("forced_down", lambda row, view: row.forced_down, since="2.11"),
+    Field("disabled_reason", "disabled_reason"),
+    Field("forced_down", "forced_down", since="2.11"),
 )
 
 

@@ -11,23 +11,23 @@ EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
 RULES = frozenset((EXTRA_SPECS,))
 
 NAMES: tuple[Field, ...] = (
-    Field("id", lambda row, view: row.flavorid),
-    Field("name", lambda row, view: row.name),
+    Field("id", "flavorid"),
+    Field("name", "name"),
     Field("links", lambda row, view: view.of("flavors", row.flavorid)),
-    Field("description", lambda row, view: row.description, since="2.55"),
+    Field("description", "description", since="2.55"),
 )
 FIELDS: tuple[Field, ...] = (
     *NAMES,
-    Field("ram", lambda row, view: row.memory_mb),
-    Field("disk", lambda row, view: row.root_gb),
-    Field("vcpus", lambda row, view: row.vcpus),
+    Field("ram", "memory_mb"),
+    Field("disk", "root_gb"),
+    Field("vcpus", "vcpus"),
     Field("swap", lambda row, view: row.swap_mb or "", until="2.74"),
-    Field("swap", lambda row, view: row.swap_mb, since="2.75"),
-    Field("OS-FLV-EXT-DATA:ephemeral", lambda row, view: row.ephemeral_gb),
+    Field("swap", "swap_mb", since="2.75"),
+    Field("OS-FLV-EXT-DATA:ephemeral", "ephemeral_gb"),
     Field("OS-FLV-DISABLED:disabled", lambda row, view: False, until="2.101"),
-    Field("os-flavor-access:is_public", lambda row, view: row.is_public),
-    Field("rxtx_factor", lambda row, view: row.rxtx_factor, until="2.101"),
-    Field("extra_specs", lambda row, view: row.extra_specs, since="2.61", rule=EXTRA_SPECS),
+    Field("os-flavor-access:is_public", "is_public"),
+    Field("rxtx_factor", "rxtx_factor", until="2.101"),
+    Field("extra_specs", "extra_specs", since="2.61", rule=EXTRA_SPECS),
 )
 
 

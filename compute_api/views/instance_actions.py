@@ -17,13 +17,13 @@ TRACES, DETAILS = _API + "events", _API + "events:details"
 RULES = frozenset((TRACES, DETAILS))
 
 FIELDS: tuple[Field, ...] = (
-    Field("action", lambda row, view: row.name),
-    Field("instance_uuid", lambda row, view: row.server_id),
+    Field("action", "name"),
+    Field("instance_uuid", "server_id"),
     Field("message", lambda row, view: "Error" if row.state == "failed" else None),
-    Field("project_id", lambda row, view: row.project_id),
-    Field("request_id", lambda row, view: row.request_id),
+    Field("project_id", "project_id"),
+    Field("request_id", "request_id"),
     Field("start_time", lambda row, view: fraction(row.created_at)),
-    Field("user_id", lambda row, view: row.user_id),
+    Field("user_id", "user_id"),
     Field("updated_at", lambda row, view: fraction(row.updated_at), since="2.58"),
 )
 

@@ -8,20 +8,20 @@ from compute_api.fields import OMITTED, Field, cut, render
 from compute_api.views.servers import fraction
 
 _COMMON: tuple[Field, ...] = (
-    Field("name", lambda row, view: row.name),
-    Field("public_key", lambda row, view: row.public_key),
-    Field("fingerprint", lambda row, view: row.fingerprint),
-    Field("type", lambda row, view: row.type, since="2.2"),
+    Field("name", "name"),
+    Field("public_key", "public_key"),
+    Field("fingerprint", "fingerprint"),
+    Field("type", "type", since="2.2"),
 )
 NEW: tuple[Field, ...] = (
     *_COMMON,
-    Field("user_id", lambda row, view: row.user_id),
+    Field("user_id", "user_id"),
     Field("private_key", lambda row, view: view or OMITTED, maybe=True),
 )
 FIELDS: tuple[Field, ...] = (
     *_COMMON,
-    Field("user_id", lambda row, view: row.user_id),
-    Field("id", lambda row, view: row.id),
+    Field("user_id", "user_id"),
+    Field("id", "id"),
     Field("created_at", lambda row, view: fraction(row.created_at)),
     Field("updated_at", lambda row, view: None),
     Field("deleted", lambda row, view: False),

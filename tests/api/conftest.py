@@ -2,8 +2,9 @@
 """The API in one process: the real application over SQLite, with in-memory neighbours and callers by header."""
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import falcon.testing
 import pytest
 import sqlalchemy as sa
 
-from common import errors, ids
+from common import errors
 from common.clients.image import Image
 from common.models import Flavor, HostInventory, ImageRef
 from common.store import hosts, schema
@@ -20,7 +21,6 @@ from compute_api import app
 from compute_api.dependencies import Services, Settings
 
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
-RAW_IMAGE = "80a599e0-31e7-49b7-b260-868f441e862b"
 PROJECT, OTHER = "p" * 32, "q" * 32
 
 
@@ -91,10 +91,13 @@ class Cloud:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self.store = Store(url)
-        schema.metadata.create_all(self.store.engine)
         self.bell, self.agents, self.images = Bell(), Agents(), Images()
         self.services = Services(self.store, self.bell, self.agents, self.images, Settings(**settings))
         self.client = falcon.testing.TestClient(Callers(app.create(self.services)))
+
+    def furnish(self) -> None:
+        """Tables, two flavors and a host."""
+        schema.metadata.create_all(self.store.engine)
         for number, (name, vcpus, memory, disk) in enumerate((("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1):
             self.add_flavor(Flavor(str(number), name, vcpus, memory, disk))
         self.add_host("host1")
@@ -137,7 +140,7 @@ class Cloud:
 
     def create(self, name: str = "vm", token: str = "user", mv: str = "2.1", **more: Any) -> str:
         """A server's id."""
-        body = {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}}
+        body: dict[str, Any] = {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", **more}}
         if mv != "2.1":
             body["server"].setdefault("networks", "none")
         answer = self.call("POST", "/servers", body, token=token, mv=mv)
@@ -145,13 +148,32 @@ class Cloud:
         return str(answer.json["server"]["id"])
 
 
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
-    made = Cloud(f"sqlite:///{tmp_path}/api.db")
-    yield made
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with tables, flavors and a host, to be copied."""
+    path = tmp_path_factory.mktemp("api") / "furnished.db"
+    made = Cloud(f"sqlite:///{path}")
+    made.furnish()
     made.store.close()
+    return path
 
 
 @pytest.fixture
-def new_id() -> str:
-    return ids.new()
+def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
+    """Makes the cloud of a test, with settings of its own."""
+    made: list[Cloud] = []
+
+    def make(**settings: Any) -> Cloud:
+        path = tmp_path / f"api{len(made)}.db"
+        shutil.copy(furnished, path)
+        made.append(Cloud(f"sqlite:///{path}", **settings))
+        return made[-1]
+    yield make
+    for cloud in made:
+        cloud.store.close()
+
+
+@pytest.fixture
+def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """The cloud of a test."""
+    return make_cloud()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flavors, their access and extra specs."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import PROJECT, Cloud
+
+FLAVOR = {"id", "name", "links", "ram", "disk", "vcpus", "swap", "OS-FLV-EXT-DATA:ephemeral",
+          "os-flavor-access:is_public"}
+OLD = {"OS-FLV-DISABLED:disabled", "rxtx_factor"}
+
+
+@pytest.mark.parametrize(("mv", "keys", "swap"), [
+    ("2.1", FLAVOR | OLD, ""), ("2.54", FLAVOR | OLD, ""), ("2.55", FLAVOR | OLD | {"description"}, ""),
+    ("2.60", FLAVOR | OLD | {"description"}, ""), ("2.61", FLAVOR | OLD | {"description", "extra_specs"}, ""),
+    ("2.75", FLAVOR | OLD | {"description", "extra_specs"}, 0),
+    ("2.101", FLAVOR | OLD | {"description", "extra_specs"}, 0),
+    ("2.102", FLAVOR | {"description", "extra_specs"}, 0)])
+def test_a_flavor_at_each_version(cloud: Cloud, mv: str, keys: set[str], swap: Any) -> None:
+    for flavor in (cloud.call("GET", "/flavors/1", mv=mv).json["flavor"],
+                   cloud.call("GET", "/flavors/detail", mv=mv).json["flavors"][0]):
+        assert set(flavor) == keys
+        assert (flavor["id"], flavor["name"], flavor["ram"], flavor["swap"]) == ("1", "m1.tiny", 512, swap)
+    brief = cloud.call("GET", "/flavors", mv=mv).json["flavors"][0]
+    assert set(brief) == {"id", "name", "links"} | (keys & {"description"})
+
+
+def make(cloud: Cloud, mv: str = "2.55", status: int = 200, **more: Any) -> Any:
+    body = {"flavor": {"name": "f1", "ram": 128, "vcpus": "2", "disk": 0, **more}}
+    answer = cloud.call("POST", "/flavors", body, mv=mv, token="admin")
+    assert answer.status_code == status, answer.text
+    return answer.json
+
+
+def test_a_flavor_is_made_described_and_removed(cloud: Cloud) -> None:
+    flavor = make(cloud, description="d", swap="256", **{"OS-FLV-EXT-DATA:ephemeral": 3})["flavor"]
+    assert (flavor["vcpus"], flavor["swap"], flavor["OS-FLV-EXT-DATA:ephemeral"], flavor["description"]) == (2, 256,
+                                                                                                             3, "d")
+    path = f"/flavors/{flavor['id']}"
+    body = {"flavor": {"description": None}}
+    assert cloud.call("PUT", path, body, mv="2.55", token="admin").json["flavor"]["description"] is None
+    assert cloud.call("PUT", path, body, mv="2.55").status_code == 403
+    assert (cloud.call("DELETE", path).status_code, cloud.call("DELETE", path, token="admin").status_code) == (403, 202)
+    assert cloud.call("GET", path).json["itemNotFound"]["message"] == f"Flavor {flavor['id']} could not be found."
+    assert cloud.call("DELETE", path, token="admin").status_code == 404
+
+
+def test_a_flavor_s_id_and_name_are_taken_once(cloud: Cloud) -> None:
+    make(cloud, id="x")
+    assert make(cloud, status=409, id="x", name="other")["conflictingRequest"]["message"] == (
+        "Flavor with ID x already exists.")
+    assert make(cloud, status=409, id="y")["conflictingRequest"]["message"] == "Flavor with name f1 already exists."
+    for wrong in ({"ram": 0}, {"vcpus": "x"}, {"disk": -1}, {"ram": 2 ** 31}, {"id": "a/b"}, {"name": " "}):
+        make(cloud, status=400, **wrong)
+    make(cloud, "2.102", 400, name="f2", rxtx_factor=1.0)
+    make(cloud, "2.54", 400, name="f2", description="d")
+
+
+def test_lists_are_filtered_sorted_and_paged(cloud: Cloud) -> None:
+    make(cloud, id="0", name="big", ram=9999, disk=99)
+
+    def found(query: str, mv: str = "2.1", token: str = "user") -> list[str]:
+        return [flavor["id"] for flavor in cloud.call("GET", "/flavors" + query, mv=mv, token=token).json["flavors"]]
+    assert found("") == ["0", "1", "2"]
+    assert found("?minRam=2048") == ["0", "2"]
+    assert found("?minDisk=20&minRam=1") == ["0", "2"]
+    assert found("?sort_key=memory_mb&sort_dir=desc") == ["0", "2", "1"]
+    assert found("?limit=1&marker=0") == ["1"]
+    assert found("?name=m1", "2.102") == ["1", "2"]
+    assert found("?name=m1", "2.74") == ["0", "1", "2"]
+    page = cloud.call("GET", "/flavors/detail?limit=2").json
+    assert page["flavors_links"][0]["href"].endswith("/v2.1/flavors/detail?limit=2&marker=1")
+
+
+def test_a_private_flavor_exists_for_whom_it_was_given_to(cloud: Cloud) -> None:
+    make(cloud, id="p", **{"os-flavor-access:is_public": False})
+    assert cloud.call("GET", "/flavors/p").status_code == 404
+    body = {"server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "p"}}
+    assert cloud.call("POST", "/servers", body).status_code == 400
+
+    def action(name: str, tenant: str, mv: str = "2.7", token: str = "admin", flavor: str = "p") -> Any:
+        return cloud.call("POST", f"/flavors/{flavor}/action", {name: {"tenant": tenant}}, mv=mv, token=token)
+    assert action("addTenantAccess", PROJECT).json == {"flavor_access": [{"flavor_id": "p", "tenant_id": PROJECT}]}
+    assert action("addTenantAccess", PROJECT).status_code == 409
+    assert cloud.call("GET", "/flavors/p").status_code == 200
+    assert cloud.call("GET", "/flavors/p", token="stranger").status_code == 404
+    assert "p" in [flavor["id"] for flavor in cloud.call("GET", "/flavors").json["flavors"]]
+    assert "p" not in [flavor["id"] for flavor in cloud.call("GET", "/flavors", token="admin").json["flavors"]]
+    for query, count in (("None", 3), ("false", 1), ("true", 2)):
+        assert len(cloud.call("GET", f"/flavors?is_public={query}", token="admin").json["flavors"]) == count
+    assert cloud.call("GET", "/flavors?is_public=maybe", token="admin").status_code == 400
+    assert cloud.call("GET", "/flavors/p/os-flavor-access",
+                      token="admin").json["flavor_access"][0]["tenant_id"] == PROJECT
+    assert cloud.call("GET", "/flavors/1/os-flavor-access", token="admin").status_code == 404
+    assert action("removeTenantAccess", PROJECT, token="user").status_code == 403
+    assert action("removeTenantAccess", PROJECT).json == {"flavor_access": []}
+    assert action("removeTenantAccess", PROJECT).status_code == 404
+    assert action("addTenantAccess", PROJECT, "2.7", flavor="1").json["conflictingRequest"]["message"] == (
+        "Can not add access to a public flavor.")
+    assert action("addTenantAccess", PROJECT, "2.6", flavor="1").status_code == 200
+
+
+def test_extra_specs(cloud: Cloud) -> None:
+    path = "/flavors/1/os-extra_specs"
+    specs = {"hw:cpu_policy": "shared", "n": "1"}
+    assert cloud.call("POST", path, {"extra_specs": specs}, token="admin").json == {"extra_specs": specs}
+    assert cloud.call("GET", path).json == {"extra_specs": specs}
+    assert cloud.call("GET", path + "/n").json == {"n": "1"}
+    assert cloud.call("PUT", path + "/n", {"n": "2"}, token="admin").json == {"n": "2"}
+    assert cloud.call("PUT", path + "/n", {"m": "2"}, token="admin").status_code == 400
+    assert cloud.call("DELETE", path + "/n", token="admin").status_code == 200
+    assert cloud.call("DELETE", path + "/n", token="admin").json["itemNotFound"]["message"] == (
+        "Flavor 1 has no extra specs with key n.")
+    assert cloud.call("GET", path + "/n").status_code == 404
+    assert cloud.call("POST", path, {"extra_specs": specs}).status_code == 403
+    assert cloud.call("POST", path, {"extra_specs": {"a/b": "1"}}, token="admin").status_code == 400
+    server = cloud.create()
+    shown = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"]["extra_specs"]
+    assert shown == {"hw:cpu_policy": "shared"}, "frozen into the server"

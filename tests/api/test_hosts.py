@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services, hypervisors, zones, aggregates and extensions: the cloud as its admins see it."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import ids
+from common.store import schema, services
+from tests.api.conftest import Cloud
+
+SERVICE = {"id", "binary", "host", "zone", "status", "state", "updated_at", "disabled_reason"}
+
+
+def get(cloud: Cloud, path: str, mv: str = "2.1", status: int = 200, token: str = "admin") -> Any:
+    answer = cloud.call("GET", path, mv=mv, token=token)
+    assert answer.status_code == status, answer.text
+    return answer.json
+
+
+@pytest.fixture
+def zone(cloud: Cloud) -> str:
+    """An aggregate with host1 that is a zone; its uuid."""
+    uuid = ids.new()
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.aggregates), {"id": 7, "uuid": uuid, "name": "rack", "created_at": 0,
+                                                  "meta": {"availability_zone": "az1", "ssd": "true"}})
+        tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 7, "host": "host1"})
+    cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    return uuid
+
+
+# --- services ---
+@pytest.mark.parametrize(("mv", "keys", "kind"), [
+    ("2.1", SERVICE, int), ("2.10", SERVICE, int), ("2.11", SERVICE | {"forced_down"}, int),
+    ("2.52", SERVICE | {"forced_down"}, int), ("2.53", SERVICE | {"forced_down"}, str),
+    ("2.104", SERVICE | {"forced_down"}, str)])
+def test_services_at_each_version(cloud: Cloud, zone: str, mv: str, keys: set[str], kind: type) -> None:
+    compute, conductor = get(cloud, "/os-services", mv)["services"]
+    assert set(compute) == set(conductor) == keys
+    assert isinstance(compute["id"], kind)
+    assert (compute["binary"], compute["host"], compute["zone"], compute["status"], compute["state"]) == (
+        "nova-compute", "host1", "az1", "enabled", "up")
+    assert (conductor["binary"], conductor["zone"]) == ("nova-conductor", "internal")
+    assert len(get(cloud, "/os-services?host=ctl", mv)["services"]) == 1
+    assert get(cloud, "/os-services?binary=nova-compute&host=ctl", mv)["services"] == []
+    get(cloud, "/os-services", mv, 403, "user")
+
+
+def put(cloud: Cloud, path: str, body: Any, mv: str, status: int = 200) -> Any:
+    answer = cloud.call("PUT", "/os-services/" + path, body, mv=mv, token="admin")
+    assert answer.status_code == status, answer.text
+    return answer.json
+
+
+def test_services_are_changed_by_host_before_2_53(cloud: Cloud) -> None:
+    body = {"host": "host1", "binary": "nova-compute"}
+    assert put(cloud, "disable", body, "2.1") == {"service": {**body, "status": "disabled"}}
+    assert get(cloud, "/os-services")["services"][0]["status"] == "disabled"
+    assert put(cloud, "disable-log-reason", {**body, "disabled_reason": "fire"}, "2.52") == {
+        "service": {**body, "status": "disabled", "disabled_reason": "fire"}}
+    assert put(cloud, "enable", body, "2.1") == {"service": {**body, "status": "enabled"}}
+    assert get(cloud, "/os-services")["services"][0]["disabled_reason"] is None
+    assert put(cloud, "force-down", {**body, "forced_down": True}, "2.11") == {"service": {**body, "forced_down": True}}
+    assert get(cloud, "/os-services")["services"][0]["state"] == "down"
+    put(cloud, "force-down", {**body, "forced_down": "no"}, "2.52")
+    assert get(cloud, "/os-services")["services"][0]["state"] == "up"
+    for path, given, mv, status in (
+            ("explode", body, "2.1", 404), ("force-down", body, "2.10", 404), ("disable-log-reason", body, "2.1", 400),
+            ("force-down", {**body, "forced_down": True}, "2.10", 400), ("enable", {"host": "host1"}, "2.1", 400),
+            ("enable", {**body, "host": "nowhere"}, "2.1", 404)):
+        put(cloud, path, given, mv, status)
+
+
+def test_services_are_changed_by_uuid_since_2_53(cloud: Cloud) -> None:
+    uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
+    service = put(cloud, uuid, {"status": "disabled", "disabled_reason": "fire"}, "2.53")["service"]
+    assert (service["status"], service["disabled_reason"], service["id"]) == ("disabled", "fire", uuid)
+    assert put(cloud, uuid, {"forced_down": True}, "2.104")["service"]["state"] == "down"
+    service = put(cloud, uuid, {"status": "enabled", "forced_down": False}, "2.53")["service"]
+    assert (service["status"], service["disabled_reason"], service["state"]) == ("enabled", None, "up")
+    for path, given, status in ((uuid, {}, 400), (uuid, {"status": "enabled", "disabled_reason": "x"}, 400),
+                                ("1", {"status": "enabled"}, 400), (ids.new(), {"status": "enabled"}, 404)):
+        put(cloud, path, given, "2.53", status)
+    cloud.store.write(lambda tx: services.enrol(tx, "ctl", services.CONDUCTOR))
+    conductor = get(cloud, "/os-services?host=ctl", "2.53")["services"][0]["id"]
+    put(cloud, conductor, {"status": "disabled"}, "2.53", 400)
+    assert cloud.call("PUT", f"/os-services/{uuid}", {"status": "enabled"}, mv="2.53").status_code == 403
+
+
+# --- hypervisors ---
+NAMES = {"id", "hypervisor_hostname", "state", "status"}
+FACTS = NAMES | {"service", "hypervisor_type", "hypervisor_version", "host_ip"}
+USAGE = {"vcpus", "vcpus_used", "memory_mb", "memory_mb_used", "free_ram_mb", "local_gb", "local_gb_used",
+         "free_disk_gb",
+         "disk_available_least", "running_vms", "current_workload", "cpu_info"}
+
+
+@pytest.mark.parametrize(("mv", "keys", "ident", "cpu"), [
+    ("2.1", FACTS | USAGE, int, str), ("2.27", FACTS | USAGE, int, str), ("2.28", FACTS | USAGE, int, dict),
+    ("2.52", FACTS | USAGE, int, dict), ("2.53", FACTS | USAGE, str, dict), ("2.87", FACTS | USAGE, str, dict),
+    ("2.88", FACTS | {"uptime"}, str, None), ("2.104", FACTS | {"uptime"}, str, None)])
+def test_hypervisors_at_each_version(cloud: Cloud, mv: str, keys: set[str], ident: type, cpu: type | None) -> None:
+    brief = get(cloud, "/os-hypervisors", mv)["hypervisors"][0]
+    assert set(brief) == NAMES
+    detailed = get(cloud, "/os-hypervisors/detail", mv)["hypervisors"][0]
+    shown = get(cloud, f"/os-hypervisors/{brief['id']}", mv)["hypervisor"]
+    assert set(detailed) == keys
+    assert shown == detailed
+    assert isinstance(shown["id"], ident)
+    assert isinstance(shown["service"]["id"], ident)
+    assert shown["service"]["host"] == "host1"
+    assert cpu is None or isinstance(shown["cpu_info"], cpu)
+    get(cloud, "/os-hypervisors/detail", mv, 403, "user")
+    get(cloud, f"/os-hypervisors/{99 if ident is int else ids.new()}", mv, 404)
+    if ident is str:
+        get(cloud, "/os-hypervisors/1", mv, 400)
+
+
+def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
+    server = cloud.create()
+    cloud.rest(server)
+    with cloud.store.begin() as tx:
+        provider = tx.scalar(sa.select(schema.providers.c.id))
+        tx.execute(sa.insert(schema.allocations), [
+            {"provider_id": provider, "consumer_id": server, "resource_class": name, "used": used}
+            for name, used in (("VCPU", 1), ("MEMORY_MB", 512), ("DISK_GB", 1))])
+        tx.execute(sa.update(schema.inventories).where(schema.inventories.c.resource_class == "MEMORY_MB").values(reserved=384))
+    shown = get(cloud, "/os-hypervisors/1")["hypervisor"]
+    assert {key: shown[key] for key in USAGE - {"cpu_info"}} == {
+        "vcpus": 8, "vcpus_used": 1, "memory_mb": 16384, "memory_mb_used": 896, "free_ram_mb": 15488, "local_gb": 100,
+        "local_gb_used": 1, "free_disk_gb": 99, "disk_available_least": 99, "running_vms": 1, "current_workload": 0}
+    statistics = get(cloud, "/os-hypervisors/statistics", "2.87")["hypervisor_statistics"]
+    assert (statistics["count"], statistics["memory_mb_used"], statistics["vcpus"]) == (1, 896, 8)
+
+
+def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
+    server = cloud.create("vm")
+    cloud.rest(server)
+    cloud.add_host("host2")
+    held = [{"name": "vm", "uuid": server}]
+    found = get(cloud, "/os-hypervisors/detail?with_servers=true", "2.53")["hypervisors"]
+    assert [item.get("servers") for item in found] == [held, None]
+    found = get(cloud, "/os-hypervisors?with_servers=1", "2.75")["hypervisors"]
+    assert [item["servers"] for item in found] == [held, []]
+    assert "servers" not in get(cloud, "/os-hypervisors", "2.75")["hypervisors"][0]
+    assert get(cloud, f"/os-hypervisors/{found[0]['id']}?with_servers=1", "2.88")["hypervisor"]["servers"] == held
+    assert get(cloud, "/os-hypervisors/host1/servers", "2.52")["hypervisors"][0]["servers"] == held
+    assert [item["hypervisor_hostname"] for item in get(cloud, "/os-hypervisors/host/search")["hypervisors"]] == [
+        "host1.cloud", "host2.cloud"]
+    for path, mv in (("/os-hypervisors/zzz/search", "2.1"), ("/os-hypervisors/zzz/servers", "2.1"),
+                     ("/os-hypervisors/host/search", "2.53"),
+                     ("/os-hypervisors?hypervisor_hostname_pattern=zzz", "2.53")):
+        get(cloud, path, mv, 404)
+    get(cloud, "/os-hypervisors/1/uptime", "2.1", 501)
+
+
+def test_hypervisors_in_pages(cloud: Cloud) -> None:
+    cloud.add_host("host2")
+    first = get(cloud, "/os-hypervisors?limit=1", "2.33")
+    assert first["hypervisors_links"][0]["href"].endswith("/v2.1/os-hypervisors?limit=1&marker=1")
+    assert get(cloud, "/os-hypervisors?limit=5&marker=1", "2.33")["hypervisors"][0]["id"] == 2
+    page = get(cloud, "/os-hypervisors/detail?limit=1", "2.53")
+    rest = get(cloud, "/os-hypervisors/detail?marker=" + page["hypervisors"][0]["id"], "2.53")["hypervisors"]
+    assert [item["hypervisor_hostname"] for item in rest] == ["host2.cloud"]
+    assert len(get(cloud, "/os-hypervisors?limit=1", "2.32")["hypervisors"]) == 2
+    one = get(cloud, "/os-hypervisors?hypervisor_hostname_pattern=host2", "2.53")["hypervisors"]
+    assert [item["hypervisor_hostname"] for item in one] == ["host2.cloud"]
+    for path in ("?limit=x", "?marker=9", "?limit=1&limit=2", "?hypervisor_hostname_pattern=h&limit=1", "?colour=1"):
+        get(cloud, "/os-hypervisors" + path, "2.53", 400)
+
+
+# --- zones, aggregates, extensions ---
+def test_availability_zones(cloud: Cloud, zone: str) -> None:
+    cloud.add_host("host2")
+    assert get(cloud, "/os-availability-zone", token="user") == {"availabilityZoneInfo": [
+        {"zoneName": "az1", "zoneState": {"available": True}, "hosts": None},
+        {"zoneName": "nova", "zoneState": {"available": True}, "hosts": None}]}
+    cloud.change(schema.services, schema.services.c.host == "host2", disabled=True)
+    cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
+    found = {item["zoneName"]: item for item in get(cloud, "/os-availability-zone/detail")["availabilityZoneInfo"]}
+    assert list(found) == ["az1", "internal", "nova"]
+    assert found["nova"] == {"zoneName": "nova", "zoneState": {"available": False}, "hosts": None}
+    compute = found["az1"]["hosts"]["host1"]["nova-compute"]
+    assert (compute["active"], compute["available"]) == (True, False)
+    assert list(found["internal"]["hosts"]["ctl"]) == ["nova-conductor"]
+    get(cloud, "/os-availability-zone/detail", status=403, token="user")
+
+
+@pytest.mark.parametrize("mv", ["2.1", "2.40", "2.41", "2.104"])
+def test_aggregates(cloud: Cloud, zone: str, mv: str) -> None:
+    [aggregate] = get(cloud, "/os-aggregates", mv)["aggregates"]
+    assert aggregate.get("uuid") == (zone if int(mv[2:]) >= 41 else None)
+    assert (aggregate["id"], aggregate["name"], aggregate["availability_zone"], aggregate["hosts"]) == (
+        7, "rack", "az1", ["host1"])
+    assert aggregate["metadata"] == {"availability_zone": "az1", "ssd": "true"}
+    assert get(cloud, "/os-aggregates/7", mv)["aggregate"] == aggregate
+    get(cloud, "/os-aggregates/8", mv, 404)
+    get(cloud, "/os-aggregates/x", mv, 400)
+    get(cloud, "/os-aggregates", mv, 403, "user")
+
+
+def test_extensions(cloud: Cloud) -> None:
+    found = get(cloud, "/extensions", token="user")["extensions"]
+    assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in found}
+    assert get(cloud, "/extensions/os-keypairs", token="user")["extension"]["name"] == "Keypairs"
+    get(cloud, "/extensions/nonsense", status=404)

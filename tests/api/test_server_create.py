@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /servers: what is written, what is answered, and that it happens once."""
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids
+from common.models import Flavor
+from common.store import actions, aggregates, schema, servers
+from compute_api.creating import Creation
+from tests.api.conftest import IMAGE, PROJECT, Cloud
+
+GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
+
+
+def post(cloud: Cloud, mv: str = "2.1", headers: dict[str, str] | None = None, token: str = "user", hints: Any = None,
+         **change: Any) -> Any:
+    body: dict[str, Any] = {"server": {**GOOD, **change}}
+    if hints is not None:
+        body["os:scheduler_hints"] = hints
+    return cloud.call("POST", "/servers", body, mv=mv, headers=headers, token=token)
+
+
+def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
+    answer = post(cloud, metadata={"a": "b"}, accessIPv4="192.0.2.7", security_groups=[{"name": "web"}])
+    assert answer.status_code == 202
+    server = answer.json["server"]
+    assert sorted(server) == ["OS-DCF:diskConfig", "adminPass", "id", "links", "security_groups"]
+    assert answer.headers["Location"] == server["links"][0]["href"]
+    assert server["security_groups"] == [{"name": "web"}]
+    assert len(server["adminPass"]) == 12
+    [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
+    assert (row.id, row.project_id, row.user_id, row.name, row.hostname) == (
+        server["id"], PROJECT, "u1", "Web Server.1", "web-server-1")
+    assert (row.vm_state, row.task_state, row.fence, row.action) == ("building", "scheduling", 1, action.id)
+    assert row.flavor == {"id": "1", "name": "m1.tiny", "vcpus": 1, "memory_mb": 512, "root_gb": 1, "ephemeral_gb": 0,
+                          "swap_mb": 0, "extra_specs": {}}
+    assert row.image["id"] == row.image_id == IMAGE
+    assert (row.vcpus, row.memory_mb, row.disk_gb) == (1, 512, 1)
+    assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (
+        "create", "create", "due", 1, row.id)
+    assert action.request_id == answer.headers["X-Compute-Request-Id"]
+    assert action.args == {"zone": None, "host": None}
+    assert cloud.bell.rung == 1
+
+
+def test_what_clients_send_is_taken(cloud: Cloud) -> None:
+    mapping = [{"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local",
+                "delete_on_termination": True}]
+    newest = post(cloud, "2.100", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks="auto")
+    oldest = post(cloud, "2.1", block_device_mapping_v2=mapping, min_count=1, max_count=1, networks=[])
+    linked = post(cloud, flavorRef="http://cloud/v2.1/flavors/1", config_drive="True")
+    assert [newest.status_code, oldest.status_code, linked.status_code] == [202, 202, 202]
+    assert [row.config_drive for row in cloud.rows(schema.servers)].count(True) == 1
+
+
+def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
+    user_data = base64.b64encode(b"#!/bin/sh").decode()
+    answer = post(cloud, "2.94", networks="none", description="d", tags=["b", "a", "a"], hostname="web.example.org",
+                  user_data=user_data, **{"OS-DCF:diskConfig": "AUTO"})
+    assert answer.status_code == 202, answer.text
+    [row] = cloud.rows(schema.servers)
+    assert (row.description, row.tags, row.hostname, row.user_data, row.disk_config) == (
+        "d", ["a", "b"], "web.example.org", user_data, "AUTO")
+
+
+def test_personality_travels_on_the_config_drive(cloud: Cloud) -> None:
+    contents = base64.b64encode(b"motd").decode()
+    assert post(cloud, personality=[{"path": "/etc/motd", "contents": contents}]).status_code == 202
+    [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
+    assert row.config_drive
+    assert action.args["files"] == [{"path": "/etc/motd", "contents": contents}]
+    assert post(cloud, "2.57", networks="none", personality=[]).status_code == 400
+
+
+def test_a_key_is_copied(cloud: Cloud) -> None:
+    cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}})
+    assert post(cloud, key_name="k").status_code == 202
+    [row], [key] = cloud.rows(schema.servers), cloud.rows(schema.keypairs)
+    assert (row.key_name, row.key_data) == ("k", key.public_key)
+
+
+def test_many_are_numbered_and_share_a_reservation(cloud: Cloud) -> None:
+    answer = post(cloud, name="web", min_count=2, max_count="3", return_reservation_id=True)
+    rows = sorted(cloud.rows(schema.servers), key=lambda row: row.launch_index)
+    assert answer.json == {"reservation_id": rows[0].reservation_id}
+    assert [(row.name, row.hostname, row.launch_index) for row in rows] == [
+        ("web-1", "web-1", 0), ("web-2", "web-2", 1), ("web-3", "web-3", 2)]
+    assert {row.reservation_id for row in rows} == {rows[0].reservation_id}
+    found = cloud.call("GET", f"/servers?reservation_id={rows[0].reservation_id}").json["servers"]
+    assert {server["id"] for server in found} == {row.id for row in rows}
+
+
+# --- quota ---
+def test_as_many_as_fit_between_min_and_max(cloud: Cloud) -> None:
+    assert post(cloud, min_count=8).status_code == 202
+    assert post(cloud, min_count=1, max_count=9).status_code == 202
+    assert len(cloud.rows(schema.servers)) == 10
+    answer = post(cloud)
+    assert answer.status_code == 403
+    assert answer.json == {"forbidden": {
+        "code": 403, "message": "Quota exceeded for instances: Requested 1, but already used 10 of 10 instances"}}
+
+
+@pytest.mark.parametrize(("limits", "text"), [
+    ({"cores": 1}, "Quota exceeded for cores: Requested 2, but already used 0 of 1 cores"),
+    ({"ram": 1000}, "Quota exceeded for ram: Requested 1024, but already used 0 of 1000 ram"),
+    ({"cores": 0, "ram": 0},
+     "Quota exceeded for cores, ram: Requested 2, 1024, but already used 0, 0 of 0, 0 cores, ram")])
+def test_every_counted_resource_has_its_limit(cloud: Cloud, limits: dict[str, int], text: str) -> None:
+    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": limits}, token="admin")
+    answer = post(cloud, min_count=2)
+    assert answer.json["forbidden"]["message"] == text
+    assert cloud.rows(schema.servers) == []
+
+
+def test_a_deleted_server_is_no_longer_counted_and_minus_one_is_no_limit(cloud: Cloud) -> None:
+    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
+    server = cloud.create()
+    assert post(cloud).status_code == 403
+    cloud.rest(server, "deleted", deleted=1)
+    assert post(cloud).status_code == 202
+    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": -1}}, token="admin")
+    assert post(cloud, min_count=15).status_code == 202
+
+
+def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None:
+    cloud.call("PUT", f"/os-quota-sets/{PROJECT}?user_id=u1", {"quota_set": {"instances": 1}}, token="admin")
+    assert [post(cloud).status_code, post(cloud).status_code] == [202, 403]
+    assert post(cloud, token="manager").status_code == 202
+
+
+# --- Idempotency-Key ---
+def test_the_same_request_with_its_key_answers_the_same_and_makes_nothing(cloud: Cloud) -> None:
+    first, again = (post(cloud, headers={"Idempotency-Key": "k1"}) for _ in range(2))
+    assert first.status_code == again.status_code == 202
+    assert first.json == again.json
+    assert len(cloud.rows(schema.servers)) == len(cloud.rows(schema.actions)) == 1
+    assert cloud.bell.rung == 1
+    many = [post(cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True) for _ in range(2)]
+    assert many[0].json == many[1].json
+    assert len(cloud.rows(schema.servers)) == 3
+
+
+def test_a_key_with_another_body_is_a_conflict_and_belongs_to_its_project(cloud: Cloud) -> None:
+    headers = {"Idempotency-Key": "k"}
+    assert post(cloud, headers=headers).status_code == 202
+    answer = post(cloud, headers=headers, name="other")
+    assert answer.json == {"conflictingRequest": {
+        "code": 409, "message": "This Idempotency-Key was used before with another request; use a new key."}}
+    assert post(cloud, headers=headers, name="other", token="stranger").status_code == 202
+    assert len(cloud.rows(schema.servers)) == 2
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
+    assert post(cloud, headers={"Idempotency-Key": key}).status_code == 400
+
+
+# --- where ---
+def test_an_admin_may_name_the_host(cloud: Cloud) -> None:
+    cloud.add_host("host2")
+    by_zone = post(cloud, token="admin", availability_zone="nova:host2")
+    by_host = post(cloud, "2.74", token="admin", networks="none", host="host2", hypervisor_hostname="host2.cloud")
+    by_node = post(cloud, "2.74", token="admin", networks="none", hypervisor_hostname="host1.cloud")
+    assert [by_zone.status_code, by_host.status_code, by_node.status_code] == [202, 202, 202]
+    args = {action.server_id: action.args for action in cloud.rows(schema.actions)}
+    assert [args[answer.json["server"]["id"]] for answer in (by_zone, by_host, by_node)] == [
+        {"zone": "nova", "host": "host2"}, {"zone": None, "host": "host2"}, {"zone": None, "host": "host1"}]
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"host": "nowhere"}, "Compute host nowhere could not be found."),
+    ({"host": "host1", "hypervisor_hostname": "other"}, "Compute host host1 could not be found."),
+    ({"availability_zone": "nova:nowhere"}, "Compute host nowhere could not be found."),
+    ({"availability_zone": "nova:host1", "host": "host1"},
+     "A host in availability_zone cannot be given together with host.")])
+def test_a_host_that_is_none(cloud: Cloud, change: dict[str, Any], text: str) -> None:
+    answer = post(cloud, "2.74", token="admin", networks="none", **change)
+    assert answer.json == {"badRequest": {"code": 400, "message": text}}
+
+
+def test_a_zone_is_that_of_an_aggregate_and_is_pinned(cloud: Cloud) -> None:
+    assert post(cloud, availability_zone="az1").status_code == 400
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.aggregates), {"id": 1, "uuid": ids.new(), "name": "a", "created_at": 0,
+                                                  "meta": {"availability_zone": "az1"}})
+        tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "host1"})
+    assert cloud.store.read(lambda tx: aggregates.zones(tx, "nova"))["host1"] == "az1"
+    assert post(cloud, availability_zone="az1").status_code == 202
+    assert post(cloud, availability_zone="nova").status_code == 400, "host1 was the only one there"
+    [row] = cloud.rows(schema.servers)
+    assert (row.availability_zone, row.pinned_availability_zone) == (None, "az1")
+
+
+# --- server groups ---
+def test_a_server_joins_its_group_in_the_same_transaction(cloud: Cloud) -> None:
+    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["affinity"]}}
+                       ).json["server_group"]["id"]
+    answer = post(cloud, hints={"group": group}, min_count=2)
+    assert answer.status_code == 202
+    members = cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"]
+    assert sorted(members) == sorted(row.id for row in cloud.rows(schema.servers))
+    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"server_group_members": 2}}, token="admin")
+    over = post(cloud, hints={"group": group})
+    assert over.json["forbidden"]["message"].startswith("Quota exceeded for server_group_members")
+    assert post(cloud, hints={"group": ids.new()}).status_code == 400
+
+
+# --- what it costs, and doing many at once ---
+def statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
+    """The SQL that is executed meanwhile."""
+    seen: list[str] = []
+
+    def executed(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", executed)
+    work()
+    sa.event.remove(cloud.store.engine, "before_cursor_execute", executed)
+    return seen
+
+
+def test_a_create_costs_seven_statements_in_two_transactions(cloud: Cloud) -> None:
+    post(cloud)                                                # makes the project's row
+    seen = statements(cloud, lambda: post(cloud))
+    assert [statement.split()[0] for statement in seen] == [
+        "SELECT", "BEGIN", "UPDATE", "SELECT", "SELECT", "INSERT", "INSERT"]
+    ten = statements(cloud, lambda: post(cloud, min_count=8))
+    assert len(ten) == len(seen), "however many servers"
+
+
+def test_a_list_costs_the_same_whatever_it_holds(cloud: Cloud) -> None:
+    def listed(token: str) -> int:
+        query = "?all_tenants=1" if token == "admin" else ""
+        return len(statements(cloud, lambda: cloud.call("GET", "/servers/detail" + query, token=token, mv="2.100")))
+    empty = [listed("user"), listed("admin")]
+    post(cloud, min_count=5)
+    for row in cloud.rows(schema.servers):
+        cloud.rest(row.id)
+    assert [listed("user"), listed("admin")] == empty == [1, 2]
+
+
+def test_creates_that_come_together_are_committed_together(cloud: Cloud) -> None:
+    """While one transaction runs, eleven others gather; quota lets ten through, one fails alone."""
+    running, go = threading.Event(), threading.Event()
+
+    def hold(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("INSERT INTO servers"):
+            inserts.append(statement)
+            running.set()
+            assert go.wait(20)
+    inserts: list[str] = []
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", hold)
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(post(cloud))) for _ in range(11)]
+    threads[0].start()
+    assert running.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    creator = cloud.services.creator
+    while creator.waiting < 10:
+        threading.Event().wait(0.01)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(answer.status_code for answer in answers) == [202] * 10 + [403]
+    assert len(cloud.rows(schema.servers)) == 10
+    assert len(inserts) == 2, "the first alone, then nine in one statement"
+
+
+def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
+    """A row that the database refuses fails the whole transaction; then each is tried alone."""
+    cloud.add_flavor(Flavor("9", "odd", 1, 64, 1))
+    answers: dict[str, Any] = {}
+    broken = {"id": None}
+    original = cloud.services.creator
+
+    def creation(name: str, **columns: Any) -> Any:
+        server_id, action_id = ids.new(), ids.new()
+        row = {"id": server_id, "project_id": PROJECT, "user_id": "u1", "name": name, "hostname": name,
+               "vm_state": "building", "flavor": {}, "flavor_id": "1", "vcpus": 1, "memory_mb": 1, "disk_gb": 1,
+               "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [], "reservation_id": "r",
+               "action": action_id, **columns}
+        action = {"id": action_id, "server_id": server_id, "project_id": PROJECT, "user_id": "u1", "request_id": "r",
+                  "name": "create", "workflow": "create", "fence": 1}
+        return Creation(PROJECT, "u1", 1, 1, 1, 1, "r", lambda count: ([row], [action]))
+
+    def create(name: str, **columns: Any) -> None:
+        try:
+            answers[name] = original.create(creation(name, **columns))
+        except Exception as problem:  # noqa: BLE001  # looked at below
+            answers[name] = problem
+    with cloud.store.begin():                                  # the first waits for the lock, the others for the first
+        threads = [threading.Thread(target=create, args=("first",))]
+        threads[0].start()
+        while not original.led:
+            threading.Event().wait(0.01)
+        threads += [threading.Thread(target=create, args=("good",)),
+                    threading.Thread(target=create, args=("bad",), kwargs=broken)]
+        for thread in threads[1:]:
+            thread.start()
+        while original.waiting < 2:
+            threading.Event().wait(0.01)
+    for thread in threads:
+        thread.join(30)
+    assert isinstance(answers["bad"], Exception)
+    assert not isinstance(answers["bad"], errors.Problem)
+    assert sorted(row.name for row in cloud.rows(schema.servers)) == ["first", "good"]
+
+
+def test_the_action_is_what_a_conductor_takes(cloud: Cloud) -> None:
+    server = cloud.create()
+    taken = cloud.store.write(lambda tx: actions.take(tx, "me", {"create": 1}, 10))
+    assert [row.server_id for row in taken] == [server]
+    row = cloud.store.read(lambda tx: servers.show(tx, server))
+    assert servers.loads(row.image)["properties"] == {"architecture": "x86_64"}

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Version documents, the choice of a microversion, and the ways to write a URL."""
+from __future__ import annotations
+
+import pytest
+
+from compute_api import microversions, routes
+from tests.api.conftest import OTHER, PROJECT, Cloud
+
+OURS, THEIRS = "OpenStack-API-Version", "X-OpenStack-Nova-API-Version"
+
+
+def test_versions_are_listed_without_a_token_oldest_first(cloud: Cloud) -> None:
+    answer = cloud.call("GET", "/", root="", token=None)
+    assert answer.status_code == 200
+    assert [(v["id"], v["version"], v["min_version"]) for v in answer.json["versions"]] == [
+        ("v2.0", "", ""), ("v2.1", "2.104", "2.1")]
+
+
+@pytest.mark.parametrize(("root", "ident", "highest"), [
+    ("/v2.1", "v2.1", "2.104"), ("/v2.1/", "v2.1", "2.104"), ("/v2", "v2.0", ""), ("/v2/", "v2.0", ""),
+    ("/v2.1/versions/v2.1", "v2.1", "2.104")])
+def test_each_root_has_its_document_with_and_without_a_slash(cloud: Cloud, root: str, ident: str, highest: str) -> None:
+    answer = cloud.call("GET", "", root=root, token=None)
+    assert answer.status_code == 200
+    assert (answer.json["version"]["id"], answer.json["version"]["version"]) == (ident, highest)
+    assert answer.json["version"]["links"][0]["href"].endswith("/v2/" if ident == "v2.0" else "/v2.1/")
+
+
+def test_another_path_without_a_version_is_answered_by_the_choices(cloud: Cloud) -> None:
+    answer = cloud.call("GET", "/servers", root="", token=None)
+    assert answer.status_code == 300
+    assert [choice["links"][0]["href"].split("/", 3)[3] for choice in answer.json["choices"]] == [
+        "v2/servers", "v2.1/servers"]
+
+
+@pytest.mark.parametrize(("headers", "version"), [
+    ({}, "2.1"), ({OURS: "compute 2.53"}, "2.53"), ({OURS: "compute latest"}, "2.104"), ({THEIRS: "2.10"}, "2.10"),
+    ({THEIRS: "latest"}, "2.104"), ({OURS: "volume 3.1, compute 2.7"}, "2.7"), ({OURS: "volume 3.1"}, "2.1"),
+    ({OURS: "compute 2.8", THEIRS: "2.9"}, "2.8")])
+def test_a_request_chooses_its_microversion_and_is_told(cloud: Cloud, headers: dict[str, str], version: str) -> None:
+    answer = cloud.call("GET", "/servers", mv=None, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers[OURS] == f"compute {version}"
+    assert answer.headers[THEIRS] == version
+    assert answer.headers["Vary"] == f"{OURS}, {THEIRS}"
+
+
+@pytest.mark.parametrize(("asked", "status", "kind", "text"), [
+    ("2.105", 406, "computeFault",
+     "Version 2.105 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
+    ("3.1", 406, "computeFault", "Version 3.1 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
+    ("2.0", 406, "computeFault", "Version 2.0 is not supported by the API. Minimum is 2.1 and maximum is 2.104."),
+    ("newest", 400, "badRequest",
+     "API Version String newest is of invalid format. Must be of format MajorNum.MinorNum."),
+    ("2.01", 400, "badRequest", "API Version String 2.01 is of invalid format. Must be of format MajorNum.MinorNum.")])
+def test_a_version_that_is_none_is_refused(cloud: Cloud, asked: str, status: int, kind: str, text: str) -> None:
+    answer = cloud.call("GET", "/servers", mv=asked)
+    assert answer.status_code == status
+    assert answer.json == {kind: {"code": status, "message": text}}
+
+
+def test_every_microversion_can_be_chosen(cloud: Cloud) -> None:
+    assert [version for version, _ in microversions.HISTORY] == [f"2.{number}" for number in range(1, 105)]
+    for version, _ in microversions.HISTORY:
+        assert cloud.call("GET", "/servers", mv=version).headers[THEIRS] == version
+
+
+def test_every_answer_carries_its_request_id(cloud: Cloud) -> None:
+    for token, path in (("user", "/servers"), (None, "/servers"), ("user", "/nothing")):
+        answer = cloud.call("GET", path, token=token)
+        assert answer.headers["X-Compute-Request-Id"].startswith("req-")
+        assert answer.headers["X-Openstack-Request-Id"] == answer.headers["X-Compute-Request-Id"]
+
+
+def test_a_project_id_may_stand_in_the_url_and_then_stands_in_links(cloud: Cloud) -> None:
+    server = cloud.create()
+    answer = cloud.call("GET", f"/{PROJECT}/servers/{server}")
+    assert answer.status_code == 200
+    assert [link["href"].split("/", 3)[3] for link in answer.json["server"]["links"]] == [
+        f"v2.1/{PROJECT}/servers/{server}", f"{PROJECT}/servers/{server}"]
+
+
+def test_a_foreign_project_id_in_the_url_is_refused(cloud: Cloud) -> None:
+    answer = cloud.call("GET", f"/{OTHER}/servers")
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"] == (
+        f"Malformed request URL: URL's project_id '{OTHER}' doesn't match Context's project_id '{PROJECT}'")
+
+
+def test_v2_is_the_same_without_microversions_and_without_strictness(cloud: Cloud) -> None:
+    body = {"flavor": {"name": "f", "ram": 1, "vcpus": 1, "disk": 1, "colour": "red"}}
+    refused = cloud.call("POST", "/flavors", body, token="admin")
+    taken = cloud.call("POST", "/flavors", body, token="admin", root="/v2", mv="2.100")
+    assert (refused.status_code, taken.status_code) == (400, 200)
+    assert "OpenStack-API-Version" not in taken.headers
+    assert taken.json["flavor"]["swap"] == "", "it is answered as at 2.1"
+    assert taken.json["flavor"]["links"][0]["href"].split("/")[3] == "v2"
+
+
+@pytest.mark.parametrize(("method", "path", "mv", "status", "kind"), [
+    ("GET", "/nonsense", "2.1", 404, "itemNotFound"), ("GET", "/p/nonsense", "2.1", 404, "itemNotFound"),
+    ("PATCH", "/servers", "2.1", 405, "badMethod"), ("DELETE", "/servers", "2.1", 405, "badMethod"),
+    ("GET", "/servers/%00", "2.1", 404, "itemNotFound"), ("GET", "/servers?name=%00", "2.1", 400, "badRequest"),
+    ("PUT", "/flavors/1", "2.54", 404, "itemNotFound"),
+    ("GET", "/os-hypervisors/statistics", "2.88", 404, "itemNotFound")])
+def test_what_does_not_exist(cloud: Cloud, method: str, path: str, mv: str, status: int, kind: str) -> None:
+    answer = cloud.call(method, path, mv=mv, token="admin")
+    assert answer.status_code == status
+    assert answer.json[kind]["code"] == status
+
+
+def test_a_route_outside_its_versions_says_which_was_asked(cloud: Cloud) -> None:
+    answer = cloud.call("PUT", "/flavors/1", {"flavor": {"description": "x"}}, mv="2.54", token="admin")
+    assert answer.json == {"itemNotFound": {
+        "code": 404, "message": "API version '2.54' is not supported on this method."}}
+
+
+@pytest.mark.parametrize("mv", ["2.1", "2.104"])
+def test_removed_operations_are_gone_at_every_version(cloud: Cloud, mv: str) -> None:
+    for path, methods in routes.GONE.items():
+        for method in methods.split():
+            answer = cloud.call(method, path.replace("{", "").replace("}", ""), mv=mv)
+            assert answer.status_code == 410, (method, path)
+            assert answer.json["computeFault"]["code"] == 410

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be refused: the exact status and fault, never a 500, and nothing left behind."""
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common import ids
+from common.models import Flavor
+from common.store import schema
+from tests.api.conftest import IMAGE, Cloud
+
+GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
+UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
+NO_NETWORK = ('networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".')
+NO_VOLUME = ("block_device_mapping_v2: this cloud has no volume service; the only mapping is the image as local boot "
+             "disk (source_type image, destination_type local).")
+
+
+def says(key: str, value: str, text: str) -> str:
+    return f"Invalid input for field/attribute {key}. Value: {value}. {text}"
+
+
+#: what is wrong, at which version, the change of a good create, status, message
+CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("unknown key", "2.1", {"colour": "red"}, 400,
+     says("server", "{'name': 'vm', 'imageRef': '" + IMAGE + "', 'flavorRef': '1', 'colour': 'red'}",
+          "Additional properties are not allowed ('colour' was unexpected)")),
+    ("wrong type", "2.1", {"name": 7}, 400, says("name", "7", "7 is not of type 'string'")),
+    ("empty name", "2.1", {"name": ""}, 400, says("name", "", "'' should be non-empty")),
+    ("white name", "2.1", {"name": " vm"}, 400, says(
+        "name", " vm", "' vm' must not be empty, hold only printable characters, and neither begin nor end with white "
+        "space")),
+    ("no UUID", "2.1", {"imageRef": "cirros"}, 400,
+     says("imageRef", "cirros", "'cirros' is not valid under any of the given schemas")),
+    ("unknown image", "2.1", {"imageRef": UNKNOWN}, 400, f"Can not find requested image {UNKNOWN}."),
+    ("no image", "2.1", {"imageRef": ""}, 400, "Invalid imageRef provided."),
+    ("unknown flavor", "2.1", {"flavorRef": "99"}, 400, "Flavor 99 could not be found."),
+    ("unknown key pair", "2.1", {"key_name": "nope"}, 400, "Invalid key_name provided."),
+    ("networks", "2.1", {"networks": [{"uuid": UNKNOWN}]}, 400, NO_NETWORK),
+    ("networks as word, too early", "2.36", {"networks": "none"}, 400,
+     says("networks", "none", "'none' is not of type 'array'")),
+    ("volume", "2.1", {"block_device_mapping_v2": [
+        {"source_type": "volume", "destination_type": "volume", "uuid": UNKNOWN, "boot_index": 0}]}, 400, NO_VOLUME),
+    ("old mapping", "2.1", {"block_device_mapping": [{"volume_id": UNKNOWN, "device_name": "/dev/vda"}]}, 400,
+     "block_device_mapping: this cloud has no volume service; boot from an image."),
+    ("another image as boot disk", "2.1", {"block_device_mapping_v2": [
+        {"source_type": "image", "destination_type": "local", "uuid": UNKNOWN, "boot_index": 0}]}, 400,
+     "Block Device Mapping is Invalid: Boot sequence for the instance and image/block device mapping combination is "
+     "not valid."),
+    ("certificates", "2.63", {"networks": "none", "trusted_image_certificates": ["a"]}, 400,
+     "trusted_image_certificates: this cloud does not validate image signatures."),
+    ("least above most", "2.1", {"min_count": 3, "max_count": 2}, 400, "min_count must be <= max_count"),
+    ("too many at once", "2.1", {"min_count": 1, "max_count": "99999"}, 400,
+     "max_count must be at most 1000: make the servers in several requests"),
+    ("user data", "2.1", {"user_data": "!"}, 400,
+     "Invalid input for field/attribute user_data. The value is not repeated here."),
+    ("password", "2.1", {"adminPass": 7}, 400,
+     "Invalid input for field/attribute adminPass. The value is not repeated here."),
+    ("zone", "2.1", {"availability_zone": "mars"}, 400, "The requested availability zone is not available"),
+    ("zone in four parts", "2.1", {"availability_zone": "a:b:c:d"}, 400,
+     "Unable to parse availability_zone: give ZONE, or ZONE:HOST."),
+    ("host by a tenant", "2.1", {"availability_zone": "nova:host1"}, 403,
+     "Policy doesn't allow os_compute_api:servers:create:forced_host to be performed."),
+    ("destination by a tenant", "2.74", {"networks": "none", "host": "host1"}, 403,
+     "Policy doesn't allow compute:servers:create:requested_destination to be performed."),
+    ("metadata items", "2.1", {"metadata": {str(number): "" for number in range(129)}}, 403,
+     "Maximum number of metadata items exceeds 128"),
+    ("files", "2.1", {"personality": [{"path": f"/{number}", "contents": ""} for number in range(6)]}, 403,
+     "Quota exceeded: at most 5 injected files."),
+    ("over quota", "2.1", {"min_count": 11, "max_count": 11}, 403,
+     "Quota exceeded for instances: Requested 11, but already used 0 of 10 instances"),
+]
+KINDS = {400: "badRequest", 403: "forbidden", 404: "itemNotFound", 413: "overLimit", 415: "badMediaType"}
+
+
+@pytest.mark.parametrize(("mv", "change", "status", "message"), [row[1:] for row in CREATES],
+                         ids=[row[0] for row in CREATES])
+def test_a_wrong_create_says_what_is_wrong(cloud: Cloud, mv: str, change: dict[str, Any], status: int, message: str
+                                           ) -> None:
+    answer = cloud.call("POST", "/servers", {"server": {**GOOD, **change}}, mv=mv)
+    assert answer.json == {KINDS[status]: {"code": status, "message": message}}
+    assert answer.status_code == status
+    assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
+    assert cloud.bell.rung == 0
+
+
+def test_a_name_of_256_is_refused_without_repeating_all_of_it(cloud: Cloud) -> None:
+    assert cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 255}}).status_code == 202
+    answer = cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 256}})
+    text = says("name", "x" * 256, f"'{'x' * 256}' is too long")
+    assert answer.json == {"badRequest": {"code": 400, "message": text}}
+
+
+@pytest.mark.parametrize("raw", [
+    b'{"server": ', b"", b"\xff\xfe", b"[" * 5000, b'{"server": NaN}', b'{"a": "\\ud800"}'])
+def test_malformed_json(cloud: Cloud, raw: bytes) -> None:
+    answer = cloud.call("POST", "/servers", raw=raw)
+    assert answer.status_code == 400
+    assert answer.json == {"badRequest": {"code": 400, "message": "Malformed request body"}}
+
+
+@pytest.mark.parametrize("raw", [
+    b"null", b"[]", b"7", b'"x"', b'{"server": null}', b'{"server": {"name": "a\\u0000"}}'])
+def test_json_that_is_no_create(cloud: Cloud, raw: bytes) -> None:
+    assert cloud.call("POST", "/servers", raw=raw).status_code == 400
+
+
+class Endless(io.BytesIO):
+    """A body that counts how much of it was asked for."""
+
+    taken = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None and size >= 0, "nobody may ask for all of it"
+        self.taken += size
+        return b" " * size
+
+
+def test_ten_megabytes_are_refused_unread(cloud: Cloud) -> None:
+    body = Endless()
+    answer = cloud.client.simulate_post("/v2.1/servers", headers={
+        "X-Auth-Token": "user", "Content-Type": "application/json", "Content-Length": str(10 * 1024 ** 2)},
+        extras={"wsgi.input": body})
+    assert answer.status_code == 413
+    assert answer.json == {"overLimit": {
+        "code": 413, "message": "Request is too large: at most 1048576 bytes are accepted."}}
+    assert answer.headers["Retry-After"] == "0"
+    assert body.taken == 0
+
+
+def test_a_body_of_unknown_length_is_read_no_further_than_allowed(cloud: Cloud) -> None:
+    body = Endless()
+    answer = cloud.client.simulate_post("/v2.1/servers", headers={
+        "X-Auth-Token": "user", "Content-Type": "application/json"},
+        extras={"wsgi.input": body, "wsgi.input_terminated": True, "CONTENT_LENGTH": ""})
+    assert answer.status_code == 413
+    assert body.taken == 1024 ** 2 + 1
+
+
+def test_a_body_that_is_no_json_by_its_own_word(cloud: Cloud) -> None:
+    answer = cloud.call("POST", "/servers", raw=b"<server/>", headers={"Content-Type": "application/xml"})
+    assert answer.status_code == 415
+    assert answer.json["badMediaType"]["code"] == 415
+
+
+@pytest.mark.parametrize("token", [None, "", "forged"])
+def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
+    answer = cloud.call("GET", "/servers", token=token)
+    assert answer.status_code == 401
+    assert answer.json == {"unauthorized": {
+        "code": 401, "message": "The request you have made requires authentication."}}
+
+
+def test_headers_of_the_middleware_are_not_believed_from_a_client(cloud: Cloud) -> None:
+    headers = {"X-User-Id": "a1", "X-Project-Id": "admins", "X-Roles": "admin"}
+    assert cloud.call("GET", "/os-services", token=None, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [
+    ("GET", "", None), ("PUT", "", {"server": {"name": "mine"}}), ("DELETE", "", None),
+    ("POST", "/action", {"os-stop": None}),
+    ("GET", "/os-instance-actions", None), ("GET", "/metadata", None), ("GET", "/ips", None)])
+def test_a_foreign_server_does_not_exist(cloud: Cloud, method: str, path: str, body: Any) -> None:
+    server = cloud.create()
+    foreign = cloud.call(method, f"/servers/{server}{path}", body, token="stranger")
+    missing = cloud.call(method, f"/servers/{ids.new()}{path}", body, token="stranger")
+    assert foreign.status_code == missing.status_code == 404
+    assert foreign.json == {"itemNotFound": {"code": 404, "message": f"Instance {server} could not be found."}}
+    assert cloud.call("GET", f"/servers/{server}", token="admin").status_code == 200
+
+
+@pytest.mark.parametrize(("token", "status"), [
+    ("user", 202), ("manager", 202), ("admin", 202), ("reader", 403), ("nobody", 403)])
+def test_roles(cloud: Cloud, token: str, status: int) -> None:
+    assert cloud.call("POST", "/servers", {"server": GOOD}, token=token).status_code == status
+    assert cloud.call("GET", "/servers", token=token).status_code == (200 if token != "nobody" else 403)
+
+
+def test_what_nobody_foresaw_is_a_500_that_gives_nothing_away(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    cloud.images.images = None  # type: ignore[assignment]  # the image service's client breaks
+    answer = cloud.call("POST", "/servers", {"server": GOOD})
+    assert answer.status_code == 500
+    assert answer.json == {"computeFault": {
+        "code": 500, "message": "Unexpected error. Give the request id to your operator."}}
+    assert answer.headers["X-Compute-Request-Id"] in caplog.text
+    assert "TypeError" in caplog.text
+
+
+def test_an_image_service_that_is_down_is_said_to_be(cloud: Cloud) -> None:
+    cloud.images.down = True
+    answer = cloud.call("POST", "/servers", {"server": GOOD})
+    assert answer.status_code == 503
+    assert answer.json == {"serviceUnavailable": {
+        "code": 503, "message": "The image service does not answer; try again later."}}
+    assert answer.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("path", [
+    "/servers?limit=x", "/servers?limit=-1", "/servers?marker=" + UNKNOWN, "/servers?name=(",
+    "/servers?sort_key=colour",
+    "/servers?sort_key=uuid&sort_dir=up", "/servers?changes-since=yesterday", "/servers?block_device_mapping=x",
+    "/servers?_x=1", "/flavors?limit=x", "/flavors?marker=nope", "/flavors?minRam=x", "/flavors?sort_key=colour",
+    "/flavors/detail?sort_dir=up"])
+def test_wrong_queries(cloud: Cloud, path: str) -> None:
+    answer = cloud.call("GET", path)
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["code"] == 400
+
+
+@pytest.mark.parametrize(("path", "strict_since"), [
+    ("/servers", 75), ("/servers/detail", 75), ("/flavors", 75), ("/limits", 75), ("/os-keypairs", 75),
+    ("/os-services", 75), ("/os-hypervisors", 53), ("/extensions", 102), ("/os-availability-zone", 102),
+    ("/flavors/1", 102)])
+def test_unknown_parameters_are_refused_from_a_version_on(cloud: Cloud, path: str, strict_since: int) -> None:
+    for number in (strict_since - 1, strict_since):
+        answer = cloud.call("GET", path + "?colour=red", mv=f"2.{number}", token="admin")
+        assert answer.status_code == (400 if number == strict_since else 200), answer.text
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"status": "queued"}, f"Image {IMAGE} is not active."),
+    ({"min_ram": 1024}, "Flavor's memory is too small for requested image."),
+    ({"min_disk": 2}, "Flavor's disk is too small for requested image. Flavor disk is 1073741824 bytes, image needs at "
+     "least 2147483648 bytes."),
+    ({"virtual_size": 1024 ** 3 + 1}, "Flavor's disk is too small for requested image. Flavor disk is 1073741824 "
+     "bytes, image is 1073741825 bytes.")])
+def test_an_image_that_does_not_fit_the_flavor(cloud: Cloud, change: dict[str, Any], message: str) -> None:
+    cloud.images.images[IMAGE] = replace(cloud.images.images[IMAGE], **change)
+    answer = cloud.call("POST", "/servers", {"server": GOOD})
+    assert answer.json == {"badRequest": {"code": 400, "message": message}}
+
+
+def test_a_flavor_without_disk_is_for_admins(cloud: Cloud) -> None:
+    cloud.add_flavor(Flavor("0", "nodisk", 1, 64, 0))
+    assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}).status_code == 403
+    assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}, token="admin").status_code == 202
