@@ -37,6 +37,9 @@ class Cache:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, bytes]] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, key: str) -> bytes | None:
         """The value, until its time is over."""
         until, value = self._known.get(key, (0.0, b""))

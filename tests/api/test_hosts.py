@@ -127,7 +127,8 @@ def test_what_a_hypervisor_has_and_what_is_used(cloud: Cloud) -> None:
         tx.execute(sa.insert(schema.allocations), [
             {"provider_id": provider, "consumer_id": server, "resource_class": name, "used": used}
             for name, used in (("VCPU", 1), ("MEMORY_MB", 512), ("DISK_GB", 1))])
-        tx.execute(sa.update(schema.inventories).where(schema.inventories.c.resource_class == "MEMORY_MB").values(reserved=384))
+        stock = schema.inventories
+        tx.execute(sa.update(stock).where(stock.c.resource_class == "MEMORY_MB").values(reserved=384))
     shown = get(cloud, "/os-hypervisors/1")["hypervisor"]
     assert {key: shown[key] for key in USAGE - {"cpu_info"}} == {
         "vcpus": 8, "vcpus_used": 1, "memory_mb": 16384, "memory_mb_used": 896, "free_ram_mb": 15488, "local_gb": 100,

@@ -124,7 +124,8 @@ def test_silent_hosts_take_a_quarter_of_the_threads_at_most(make_cloud: Any) -> 
         threading.Event().wait(0.01)
     answer = act(cloud, server, {"os-getConsoleOutput": {}})
     assert answer.status_code == 503
-    assert answer.json["serviceUnavailable"]["message"] == "Too many requests are waiting for hosts to answer; try again."
+    assert answer.json["serviceUnavailable"]["message"] == (
+        "Too many requests are waiting for hosts to answer; try again.")
     cloud.agents.hold.set()
     waiting.join(10)
     assert answers[0].status_code == 200

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every table of the API walked: routes, actions, policy rules, microversions, schemas, fields."""
+from __future__ import annotations
+
+import inspect
+
+import jsonschema
+import pytest
+
+from common import states
+from common.store.servers import COLUMNS
+from compute_api import microversions, policy, routes
+from compute_api.fields import Field, cut, render
+from compute_api.microversions import Range
+from compute_api.resources import availability_zones, quota_sets, server_actions, server_groups, services
+from compute_api.routes import ROUTES, Route
+from compute_api.schemas import server_actions as action_schemas
+from compute_api.schemas import servers as server_schemas
+from compute_api.views import flavors, hypervisors, instance_actions, keypairs, servers
+
+TABLES = {
+    "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
+    "new key pairs": keypairs.NEW, "actions": instance_actions.FIELDS, "events": instance_actions.EVENT_FIELDS,
+    "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": availability_zones.AGGREGATE,
+    "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
+NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
+
+
+@NAMED
+def test_a_route_is_whole(route: Route) -> None:
+    assert route.policy == "" or route.policy in policy.RULES
+    assert (route.body is not None) == (route.method in ("POST", "PUT")) or "/tags/" in route.path
+    assert microversions.number(route.since) <= microversions.MAX
+    wanted = [name.strip("{}") for name in route.path.split("/") if name.startswith("{")]
+    if route.about_server:
+        wanted[wanted.index("server_id")] = "server"
+    assert list(inspect.signature(route.handler).parameters) == ["request", *wanted]
+    assert inspect.getdoc(route.handler), "every operation says what it is"
+
+
+@NAMED
+def test_every_schema_of_a_route_can_be_used(route: Route) -> None:
+    for versioned in (route.body, route.query):
+        if versioned is not None:
+            for point in (1, *versioned.points(), microversions.MAX):
+                jsonschema.Draft202012Validator.check_schema(versioned.at(point).document)
+
+
+def test_no_two_routes_answer_the_same_request() -> None:
+    for version in range(microversions.MIN, microversions.MAX + 1):
+        seen = [(route.method, route.path) for route in ROUTES if version in route.versions]
+        assert len(seen) == len(set(seen))
+    assert not {route.path for route in ROUTES} & set(routes.GONE)
+
+
+def test_operations_without_a_rule_are_those_that_ask_for_one_themselves() -> None:
+    own = {route.path for route in ROUTES if not route.policy}
+    assert own == {"/servers/{server_id}/action", "/flavors", "/flavors/detail", "/flavors/{flavor_id}",
+                   "/flavors/{flavor_id}/action", "/os-keypairs", "/os-keypairs/{name}", "/os-quota-sets/{project_id}",
+                   "/os-quota-sets/{project_id}/detail", "/os-server-groups/{group_id}"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_view_never_has_a_key_twice(name: str) -> None:
+    for version in range(microversions.MIN, microversions.MAX + 1):
+        shown = [field.name for field in TABLES[name] if version in Range(field.since, field.until)]
+        assert len(shown) == len(set(shown)), f"2.{version}"
+
+
+def test_every_rule_of_a_view_exists() -> None:
+    for table in TABLES.values():
+        assert {field.rule for field in table if field.rule} <= set(policy.RULES)
+
+
+def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
+    rows = [row for row in states.ACTIONS if row.key not in ("create", "delete")]
+    assert {row.key for row in rows} == set(action_schemas.BY_KEY)
+    assert {row.policy for row in states.ACTIONS} <= set(policy.RULES)
+    assert {row.query for row in rows if row.query} == set(server_actions.QUERIES)
+
+
+def test_every_filter_of_the_query_is_known_to_the_store_or_is_nothing() -> None:
+    known = set(server_schemas.LIST.at(microversions.MAX).document["properties"])
+    nothing = {"kernel_id", "ramdisk_id", "ip", "ip6"}
+    other = {"limit", "marker", "sort_key", "sort_dir", "all_tenants", "soft_deleted", "deleted", "status", "tags",
+             "tags-any", "not-tags", "not-tags-any", "changes-since", "changes-before", "block_device_mapping",
+             "services", "metadata", "system_metadata", "info_cache", "security_groups", "pci_devices"}
+    assert known - nothing - other <= set(COLUMNS)
+
+
+class Row:
+    a, b = 1, 2
+
+
+def test_a_view_is_cut_by_version_rule_and_kind_of_answer() -> None:
+    fields = (Field("a", "a"), Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),
+              Field("secret", "a", rule="r"), Field("late", "b", updated="2.9"), Field("never", "b", updated=None))
+
+    def shown(version: int, *rules: str, change: bool = False) -> dict[str, int]:
+        return render(cut(fields, version, frozenset(rules), change), Row(), 10)
+    assert shown(1) == {"a": 1, "late": 2, "never": 2}
+    assert shown(5) == {"a": 1, "b": 12, "late": 2, "never": 2}
+    assert shown(7, "r") == {"a": 1, "secret": 1, "late": 2, "never": 2}
+    assert shown(8, change=True) == {"a": 1}
+    assert shown(9, change=True) == {"a": 1, "late": 2}

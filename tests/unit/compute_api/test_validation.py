@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemas and their differences, formats, and the words of a refusal."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import errors
+from compute_api.schemas.common import NAME, integer, record, wrapped
+from compute_api.validation import FORMATS, Versioned, drop, put, require, truth
+
+BODY = Versioned(
+    wrapped("thing", record({"name": NAME, "size": integer(1), "parts": {"type": "array", "items": record({})}})),
+    ("2.5", put("thing/colour", {"enum": ["red"]}), put("thing/parts/*/tag", {"type": "string"})),
+    ("2.7", drop("thing/colour"), require("thing/name")))
+
+
+@pytest.mark.parametrize(("version", "thing", "fits"), [
+    (1, {}, True), (1, {"size": "7"}, True), (1, {"size": 0}, False), (1, {"colour": "red"}, False),
+    (4, {"parts": [{"tag": "x"}]}, False), (5, {"parts": [{"tag": "x"}]}, True), (5, {"colour": "red"}, True),
+    (6, {"colour": "blue"}, False), (7, {"name": "n"}, True), (7, {}, False),
+    (7, {"name": "n", "colour": "red"}, False)])
+def test_differences_by_version(version: int, thing: dict[str, Any], fits: bool) -> None:
+    if fits:
+        BODY.at(version).check({"thing": thing})
+    else:
+        with pytest.raises(errors.BadRequest):
+            BODY.at(version).check({"thing": thing})
+
+
+def test_a_schema_is_made_once_for_all_versions_between_two_changes() -> None:
+    assert BODY.at(5) is BODY.at(6)
+    assert BODY.at(4) is not BODY.at(5)
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [
+    ("name", ["vm", "ü 1"], ["", " vm", "vm ", "a\nb", "a\u2028b"]), ("printable", ["", " x "], ["a\x00b", "\n"]),
+    ("uuid", ["70a599e0-31e7-49b7-b260-868f441e862b", "70A599E031E749B7B260868F441E862B"], ["x", "70a599e0"]),
+    ("base64", ["", "aGk=", "aG k=\n"], ["a", "!!!!", "ü"]), ("ipv4", ["192.0.2.1"], ["192.0.2", "::1", ""]),
+    ("ipv6", ["::1", "80fe::"], ["192.0.2.1", "x"]), ("regex", ["a.*", ""], ["(", "*"]),
+    ("date-time", ["2026-01-02T03:04:05Z", "2026-01-02"], ["yesterday", ""])])
+def test_formats(name: str, good: list[str], bad: list[str]) -> None:
+    assert [FORMATS[name](text) for text in good] == [True] * len(good)
+    assert [FORMATS[name](text) for text in bad] == [False] * len(bad)
+
+
+def test_a_refused_secret_is_not_repeated() -> None:
+    body = Versioned(record({"adminPass": {"type": "string", "maxLength": 3}}))
+    with pytest.raises(errors.BadRequest) as refused:
+        body.at(1).check({"adminPass": "hunter2"})
+    assert "hunter2" not in refused.value.text
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(errors.BadRequest) as refused:
+        BODY.at(1).check({"thing": {"name": "x" * 100_000}})
+    assert len(refused.value.text) < 1000
+
+
+def test_unknown_keys_can_be_dropped_at_every_depth() -> None:
+    given = {"thing": {"name": "n", "what": 1, "parts": [{"tag": "t", "more": 2}]}, "else": 3}
+    assert BODY.at(5).pruned(given) == {"thing": {"name": "n", "parts": [{"tag": "t"}]}}
+
+
+def test_truth() -> None:
+    assert [truth(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off", None)] == [True] * 5 + [
+        False] * 5
