@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from oslo_config import cfg
 
 from common import errors, service
 from common.clock import Clock
-from common.models import Access, Command
+from common.models import Access, Command, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.transport import Transport
@@ -66,10 +67,12 @@ class Host:
         raise errors.NotImplementedHere(f"This host does not know the question {verb}; upgrade its agent.")
 
     def _saw(self, server: str) -> None:
-        """An event of the driver: its state is read and told in the next exchange, which is now."""
+        """An event of the driver: its state is read and told in the next exchange, which is now, or when the
+        command that is the cause has ended."""
         with self._lock:
             self._moved.add(server)
-        self._speak.set()
+            if not self._agent.is_working_on(server):
+                self._speak.set()
 
     # --- the loops ---
     def carry_out(self) -> None:
@@ -80,11 +83,20 @@ class Host:
                 if work is None:
                     self._work.wait(1.0)
                     continue
-            result = verbs.run(self._journal, self._tools(work), work.command)
+            result = self._carry_out(work)
             with self._work:
                 self._agent.ended(work, result)
                 self._work.notify_all()
             self._speak.set()
+
+    def _carry_out(self, work: Work) -> Result | None:
+        """A result that cannot be journalled is none: the command is sent again."""
+        try:
+            return verbs.run(self._journal, self._tools(work), work.command)
+        except Exception:
+            log.exception("%s of server %s could not be journalled; see to the disk of state_dir",
+                          work.command.verb, work.command.server)
+            return None
 
     def _tools(self, work: Work) -> verbs.Tools:
         def phase(name: str) -> None:
@@ -97,14 +109,21 @@ class Host:
         return verbs.Tools(self._driver, read_image, Run(phase, lambda: work.cancelled or self._stop.is_set()))
 
     def talk(self) -> None:
-        """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer."""
-        failed = 0
+        """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer.
+
+        News do not put the question off what the host should be doing: a busy host may have lost a command too.
+        """
+        failed, ask_at = 0, 0.0
         while not self._stop.is_set():
-            asked = not self._speak.wait(0 if failed else random.uniform(*PERIOD)) or failed > 0
+            if not failed:
+                self._speak.wait(max(0.0, ask_at - time.monotonic()))
             self._speak.clear()
+            asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_hello()
             try:
-                self._exchange(asked or self._agent.needs_hello(), PATIENCE[min(failed, len(PATIENCE) - 1)])
+                self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
                 failed = 0
+                if asks:
+                    ask_at = time.monotonic() + random.uniform(*PERIOD)
             except errors.Problem as problem:
                 failed += 1
                 log.warning("no exchange with a conductor (%d in a row): %s", failed, problem)

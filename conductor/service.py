@@ -32,6 +32,7 @@ SWEEP = 1.0
 SYNC_PATIENCE = 20.0
 LOOPBACK_LIMIT = 5.0
 ALL_AT_ONCE = 256
+STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
@@ -92,6 +93,8 @@ class Conductor:
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         answer: Future[SyncAnswer] = Future()
         with self._lock:
+            if self._stop.is_set():
+                raise errors.Unavailable(STOPPING)
             self._inbox.append((request, answer))
         self._spoken.set()
         given = answer.result(timeout=SYNC_PATIENCE)
@@ -168,8 +171,12 @@ class Conductor:
         return threads
 
     def close(self) -> None:
-        """Finish the rounds in hand."""
-        self._stop.set()
+        """Finish the rounds in hand; syncs that came after them are answered by another conductor."""
+        with self._lock:
+            self._stop.set()
+            left, self._inbox = self._inbox, []
+        for _, answer in left:
+            answer.set_exception(errors.Unavailable(STOPPING))
         self._rung.set()
         self._spoken.set()
 

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud in one process: the real conductor, scheduler and agents with their threads, a real broker and database,
+memory hypervisors.
+
+Only the transport is ours: it can lose messages and counts them (``messages``); SQL is counted for each part of each
+process. What the API does for a request is its own ``Creator`` and ``actions.begin``, and the doorbell.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from common import config, ids, states
+from common.clients.identity import Identity
+from common.clock import Clock
+from common.context import RequestContext
+from common.errors import Unavailable
+from common.models import Access, Flavor
+from common.rpc import agent as agent_rpc
+from common.rpc import conductor as conductor_rpc
+from common.rpc import scheduler as scheduler_rpc
+from common.rpc.transport import Transport
+from common.store import actions, doctor, schema, services, upgrades
+from common.store.engine import Store
+from common.wire import to_wire
+from compute_agent.journal import Journal
+from compute_agent.service import Host
+from compute_agent.sync import Agent
+from compute_agent.virt.memory import MemoryDriver
+from compute_api.creating import Creation, Creator
+from conductor.saga import Engine
+from conductor.service import Conductor, Messages
+from scheduler.hosts import Hosts
+from scheduler.proposals import Proposals
+from scheduler.select import Options
+from scheduler.service import OneAtATime
+from tests.functional.messages import Network, PrivateTransport
+
+USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
+FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
+QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
+
+
+def no_images(access: Access, image: str) -> Iterator[bytes]:
+    raise Unavailable("this cloud has no image service")
+
+
+class Cloud:
+    """``start_*`` starts a process's threads; ``close`` ends them all."""
+
+    def __init__(self, database: str, broker: str, folder: Path) -> None:
+        self.conf = config.load()
+        self.network, self._database, self._broker, self._folder = Network(), database, broker, folder
+        self.statements: Counter[str] = Counter()
+        self.drivers: dict[str, MemoryDriver] = {}
+        self._closers: list[Callable[[], Any]] = []
+        self._stoppers: list[Callable[[], Any]] = []
+        self._transports: list[PrivateTransport] = []
+        self.watcher = Store(database)
+        upgrades.upgrade(self.watcher)
+        self._closers.append(self.watcher.close)
+        self.store = self._store("api")
+        self._creator = Creator(self.store, QUOTA)
+        self.bell = conductor_rpc.Bell(self._transport())  # type: ignore[arg-type]  # the same interface
+
+    def _transport(self) -> Any:
+        transport = PrivateTransport(Transport(self.conf, self._broker), self.network)
+        self._transports.append(transport)
+        return transport
+
+    def _store(self, process: str) -> Store:
+        """A store whose statements are counted by process and thread; transaction control is none."""
+        store = Store(self._database)
+        self._closers.append(store.close)
+
+        @sa.event.listens_for(store.engine, "before_cursor_execute")
+        def count(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+            if not statement.startswith("BEGIN"):
+                self.statements[process if process != "conductor" else threading.current_thread().name] += 1
+        return store
+
+    def start_conductor(self, name: str = "c1") -> Conductor:
+        owner = f"{name}/1"
+        store, transport = self._store("conductor"), self._transport()
+        post = Messages(transport, Identity(self.conf))
+        conductor = Conductor(Engine(store, Clock(), post, owner, shutdown_timeout=0), post)
+        store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
+        conductor_rpc.serve(transport, owner, conductor)
+        threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
+        self._stoppers += [lambda: [thread.join(5) for thread in threads], conductor.close]
+        return conductor
+
+    def start_scheduler(self) -> None:
+        hosts = Hosts(self._store("scheduler"), Clock(), "nova")
+        scheduler_rpc.serve(self._transport(), "s1/1", OneAtATime(Proposals(hosts, Options())))
+
+    def start_agent(self, name: str, journal: Journal | None = None) -> None:
+        """Returns when the database knows the host."""
+        driver = self.drivers[name] = MemoryDriver(name)
+        journal, transport = journal or Journal(self._folder / name / "agent.db"), self._transport()
+        agent = Agent(name, journal, Clock(), driver.boot_id())
+        host = Host(agent, journal, driver, conductor_rpc.Client(transport), no_images)
+        agent_rpc.serve(transport, name, host)
+        threads = host.start(4)
+        self._stoppers += [lambda: [thread.join(5) for thread in threads], host.close]
+        self._closers += [journal.close, driver.close]
+        self.until(lambda: self.watcher.read(lambda tx: services.is_up(tx, name)), 20, f"host {name} says hello")
+
+    def start(self, hosts: int = 1, conductors: int = 1) -> None:
+        """All of it."""
+        for number in range(1, conductors + 1):
+            self.start_conductor(f"c{number}")
+        self.start_scheduler()
+        for number in range(1, hosts + 1):
+            self.start_agent(f"h{number}")
+
+    def close(self) -> None:
+        """Stop the threads, newest first; then the transports, all at once as they wait for idle connections; then
+        what both used."""
+        for stop in reversed(self._stoppers):
+            stop()
+        with ThreadPoolExecutor(len(self._transports)) as pool:
+            list(pool.map(PrivateTransport.close, self._transports))
+        for close in reversed(self._closers):
+            close()
+
+    # --- what the API does ---
+    def create(self, count: int = 1) -> list[str]:
+        servers = [ids.new() for _ in range(count)]
+        self._creator.create(Creation("project", "user", FLAVOR.vcpus, FLAVOR.memory_mb, count, count, "r-1",
+                                      lambda fitting: self._rows(servers)))
+        self.bell.ring()
+        return servers
+
+    def _rows(self, ids_of_servers: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        servers, rows = [], []
+        for server in ids_of_servers:
+            action = ids.new()
+            servers.append({
+                "id": server, "project_id": "project", "user_id": "user", "name": "s", "hostname": "s", "fence": 1,
+                "vm_state": states.BUILDING, "task_state": states.SCHEDULING, "action": action, "flavor_id": "1",
+                "flavor": to_wire(FLAVOR), "vcpus": FLAVOR.vcpus, "memory_mb": FLAVOR.memory_mb,
+                "disk_gb": FLAVOR.disk_gb, "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [],
+                "reservation_id": "r-1"})
+            rows.append({"id": action, "server_id": server, "project_id": "project", "user_id": "user",
+                         "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1})
+        return servers, rows
+
+    def ask(self, server: str, key: str, value: str | None = None) -> None:
+        row = states.action(key, value)
+        assert row is not None
+        self.store.write(lambda tx: actions.begin(tx, row, server, context=USER, project_id="project"))
+        self.bell.ring()
+
+    # --- what a user and an operator see ---
+    def state(self, server: str) -> tuple[str, str | None]:
+        row = self.watcher.read(lambda tx: tx.execute(sa.select(
+            schema.servers.c.vm_state, schema.servers.c.task_state).where(schema.servers.c.id == server)).one())
+        return row.vm_state, row.task_state
+
+    def until_state(self, servers: list[str], vm_state: str, seconds: float = 20,
+                    meanwhile: Callable[[], Any] = lambda: None) -> float:
+        """Wait until all rest in this state; returns the seconds that it took."""
+        began = time.monotonic()
+
+        def reached() -> bool:
+            meanwhile()
+            return all(self.state(server) == (vm_state, None) for server in servers)
+        self.until(reached, seconds, f"{vm_state}; they are {Counter(map(self.state, servers))}")
+        return time.monotonic() - began
+
+    def until(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+            time.sleep(0.005)
+
+    def until_idle(self) -> None:
+        """Wait until no action and no debt is left."""
+        def idle() -> bool:
+            ages = self.watcher.read(doctor.ages)
+            return not ages["actions"] and not ages["debts"]
+        self.until(idle, 20, "no action and no debt is left")
+
+    def until_quiet(self) -> None:
+        """Wait until nothing is in hand and nothing was asked of database or broker for a moment."""
+        self.until_idle()
+        seen, since = None, time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal seen, since
+            now = (self.statements.total(), self.network.sent.total())
+            if now != seen:
+                seen, since = now, time.monotonic()
+            return time.monotonic() - since > 0.05
+        self.until(quiet, 10, "a quiet moment")
+
+    def findings(self) -> list[doctor.Finding]:
+        """The oracle's verdict on the records and on what the hypervisors have."""
+        domains = {name: {state.server: state.power_state for state in driver.domains()}
+                   for name, driver in self.drivers.items()}
+        return self.watcher.read(doctor.check) + self.watcher.read(lambda tx: doctor.compare(domains, tx))
+
+    def made(self, verb: str) -> Counter[str]:
+        """How often each server was told this verb, on all hosts together."""
+        return Counter(server for driver in self.drivers.values() for name, server in list(driver.calls)
+                       if name == verb)

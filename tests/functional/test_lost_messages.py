@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lost message costs, in seconds beyond the ordinary: doorbell 2, command 7, report 2 (docs: the promises)."""
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from common import states
+from common.models import Result
+from common.store import schema
+from compute_agent.journal import Journal
+from compute_agent.virt.memory import QUIET
+from tests.functional.cloud import Cloud
+
+DOORBELL, COMMAND, REPORT = 2.0, 7.0, 2.0
+ORDINARY = 1.5               #: seconds that a create may take when nothing is lost, on a machine that is busy with us
+
+
+def delays(cloud: Cloud, servers: list[str], vm_state: str) -> list[float]:
+    """Seconds from each server's request to its end, by the database's clock."""
+    cloud.until_state(servers, vm_state, 20)
+    rows = cloud.watcher.read(lambda tx: tx.execute(sa.select(
+        schema.actions.c.created_at, schema.actions.c.finished_at).where(
+        schema.actions.c.server_id.in_(servers))).all())
+    return sorted((row.finished_at - row.created_at) / 1e6 for row in rows)
+
+
+def created_one_by_one(cloud: Cloud, count: int, pause: float) -> list[str]:
+    """Creates at different moments of everybody's periods."""
+    servers = []
+    for _ in range(count):
+        servers += cloud.create()
+        time.sleep(pause)     # the moment is what is tried here
+    return servers
+
+
+def ordinary(cloud: Cloud) -> None:
+    """The first create is slower: connections are opened."""
+    for _ in range(3):
+        assert delays(cloud, cloud.create(), states.ACTIVE)[-1] < ORDINARY
+
+
+def test_a_lost_doorbell(cloud: Cloud) -> None:
+    ordinary(cloud)
+    cloud.network.lose = lambda what: what in ("ring", "loop_back")
+    found = delays(cloud, created_one_by_one(cloud, 8, 0.37), states.ACTIVE)
+    assert found[-1] <= DOORBELL + ORDINARY
+    assert found[-1] > 0.2, "no ring was lost"
+    assert cloud.findings() == []
+
+
+def test_a_lost_command(cloud: Cloud) -> None:
+    ordinary(cloud)
+    cloud.network.lose = lambda what: what == "do"
+    servers = created_one_by_one(cloud, 10, 0.6)
+    found = delays(cloud, servers, states.ACTIVE)
+    assert found[-1] <= COMMAND + ORDINARY
+    assert found[0] > 1.5, "a command came sooner than it was sent again"
+    assert {cloud.made("ensure_guest")[server] for server in servers} == {1}
+    assert cloud.findings() == []
+
+
+def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud) -> None:
+    """News of other guests do not put off the question what the host should be doing."""
+    ordinary(cloud)
+    other, driver = cloud.create()[0], cloud.drivers["h1"]
+    cloud.until_state([other], states.ACTIVE)
+    cloud.network.lose = lambda what: what == "do"
+    flips, next_at = itertools.cycle([lambda: driver.power_off(other),
+                                      lambda: driver.ensure_running(other, 1, QUIET)]), [0.0]
+
+    def flip() -> None:
+        if time.monotonic() > next_at[0]:
+            next(flips)()
+            next_at[0] = time.monotonic() + 0.4
+    server = cloud.create()[0]
+    assert cloud.until_state([server], states.ACTIVE, 20, flip) <= COMMAND + ORDINARY
+
+
+def test_a_lost_report(cloud: Cloud) -> None:
+    ordinary(cloud)
+    turns = itertools.cycle([True, False])
+    cloud.network.lose = lambda what: what == "sync" and next(turns)
+    found = delays(cloud, created_one_by_one(cloud, 8, 0.43), states.ACTIVE)
+    assert found[-1] <= REPORT + ORDINARY
+    assert found[-1] > 0.9, "no report was lost"
+    assert cloud.findings() == []
+
+
+def test_a_lost_answer_to_a_report_costs_the_tenant_nothing(cloud: Cloud) -> None:
+    ordinary(cloud)
+    turns = itertools.cycle([True, False])
+    cloud.network.lose = lambda what: what == "answer to sync" and next(turns)
+    servers = created_one_by_one(cloud, 5, 0.43)
+    assert delays(cloud, servers, states.ACTIVE)[-1] <= REPORT + ORDINARY
+    assert {cloud.made("ensure_guest")[server] for server in servers} == {1}
+    assert cloud.findings() == []
+
+
+@pytest.mark.parametrize(("key", "vm_state"), [("os-stop", states.STOPPED), ("delete", states.DELETED)])
+def test_a_lost_command_of_other_actions(cloud: Cloud, key: str, vm_state: str) -> None:
+    ordinary(cloud)
+    servers = cloud.create(3)
+    cloud.until_state(servers, states.ACTIVE)
+    cloud.network.lose = lambda what: what == "do"
+    for server in servers:
+        cloud.ask(server, key)
+    assert cloud.until_state(servers, vm_state, 20) <= COMMAND + ORDINARY
+    cloud.until_idle()
+    assert cloud.findings() == []
+
+
+def test_a_scheduler_that_does_not_answer_is_waited_for(cloud: Cloud) -> None:
+    ordinary(cloud)
+    was_lost = cloud.network.next_one("select")
+    server = cloud.create()[0]
+    assert cloud.until_state([server], states.ACTIVE) < 2 + ORDINARY
+    assert was_lost()
+
+
+class FullDisk(Journal):
+    """The disk is full when the first result is written."""
+
+    full = True
+
+    def end(self, result: Result) -> None:
+        if self.full:
+            self.full = False
+            raise sqlite3.OperationalError("database or disk is full")
+        super().end(result)
+
+
+def test_a_result_that_could_not_be_journalled_is_sent_for_again(new_cloud: Callable[..., Cloud], tmp_path: Path
+                                                                ) -> None:
+    cloud = new_cloud()
+    cloud.start_conductor()
+    cloud.start_scheduler()
+    cloud.start_agent("h1", FullDisk(tmp_path / "agent.db"))
+    server = cloud.create()[0]
+    assert cloud.until_state([server], states.ACTIVE) > 1.5
+    assert cloud.made("ensure_guest")[server] == 2
+    assert cloud.findings() == []
