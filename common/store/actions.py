@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Row
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.store.engine import for_update, now, update_grouped
+from common.store.engine import for_update, insert_many, now, update_grouped
 from common.store.schema import actions, events, servers
 
 LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
@@ -78,8 +78,8 @@ def _check(row: states.Action, server_id: str, found: Row[Any], context: Request
 def insert(tx: Connection, rows: Sequence[Values]) -> None:
     """Write new actions, due at once."""
     base = {"version": 1, "state": "due", "phase": "do", "attempt": 1, "sends": 0, "next_seq": 1}
-    statement = sa.insert(actions).values(created_at=now(), updated_at=now(), due_at=now())
-    tx.execute(statement, [{**base, "data": {}, "args": {}, **row} for row in rows])
+    insert_many(tx, actions, [{**base, "data": {}, "args": {}, **row} for row in rows],
+                "created_at", "updated_at", "due_at")
 
 
 def supersede(tx: Connection, action_id: str) -> None:
@@ -151,9 +151,8 @@ def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
 def append(tx: Connection, rows: Sequence[Values]) -> None:
     """Append events to journals; each row has action_id, seq, step, attempt, event and may have host,
     message, details."""
-    if rows:
-        base = {"host": None, "message": None, "details": None}
-        tx.execute(sa.insert(events).values(at=now()), [{**base, **row} for row in rows])
+    base = {"host": None, "message": None, "details": None}
+    insert_many(tx, events, [{**base, **row} for row in rows], "at")
 
 
 def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:

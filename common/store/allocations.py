@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common.store.engine import now
+from common.store.engine import for_update, insert_many, now
 from common.store.schema import allocations, consumers, inventories, providers
 
 
@@ -50,9 +50,7 @@ def claim(tx: Connection, wishes: Sequence[Wish]) -> None:
     wanted = sorted({wish.hosts[0] for wish in wishes if wish.hosts})
     if not wanted:
         return
-    ids = {row.host: row.id for row in tx.execute(
-        sa.select(providers.c.id, providers.c.host).where(providers.c.host.in_(wanted)))}
-    touch(tx, ids.values())
+    ids = _lock(tx, wanted)
     rooms = _rooms(tx, list(ids.values()))
     rows, holders = [], []
     for wish in wishes:
@@ -70,11 +68,18 @@ def claim(tx: Connection, wishes: Sequence[Wish]) -> None:
         tx.execute(sa.insert(allocations), rows)
 
 
+def _lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
+    """Lock the providers of these hosts in ascending order, and say that they changed; host -> provider."""
+    ids = {row.host: row.id for row in tx.execute(for_update(
+        sa.select(providers.c.id, providers.c.host).where(providers.c.host.in_(hosts)).order_by(providers.c.id)))}
+    touch(tx, ids.values())
+    return ids
+
+
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
-    """Lock providers, ascending, and say that they changed."""
-    for provider in sorted(set(provider_ids)):
-        tx.execute(sa.update(providers).where(providers.c.id == provider).values(
-            generation=providers.c.generation + 1, changed_at=now()))
+    """Say that providers, which are locked, changed."""
+    tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(set(provider_ids)))).values(
+        generation=providers.c.generation + 1, changed_at=now()))
 
 
 def _fits(room: dict[str, _Room], amounts: dict[str, int]) -> bool:
@@ -103,19 +108,16 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
     known = set(tx.scalars(sa.select(consumers.c.id).where(consumers.c.id.in_([row["id"] for row in holders]))))
     new = [row for row in holders if row["id"] not in known]
     if new:
-        tx.execute(sa.insert(consumers).values(created_at=now(), generation=0), new)
+        insert_many(tx, consumers, [{"generation": 0, **row} for row in new], "created_at")
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
     """Give back what these (server, host) pairs hold."""
-    hosts = sorted({host for _, host in placements})
-    ids = {row.host: row.id for row in tx.execute(
-        sa.select(providers.c.id, providers.c.host).where(providers.c.host.in_(hosts)))}
-    touch(tx, ids.values())
-    for provider_host, provider in ids.items():
-        members = [server for server, host in placements if host == provider_host]
-        tx.execute(sa.delete(allocations).where(allocations.c.provider_id == provider,
-                                                allocations.c.consumer_id.in_(members)))
+    ids = _lock(tx, sorted({host for _, host in placements}))
+    held = [(ids[host], server) for server, host in placements if host in ids]
+    tx.execute(sa.delete(allocations).where(
+        allocations.c.consumer_id.in_([server for _, server in held]),
+        sa.tuple_(allocations.c.provider_id, allocations.c.consumer_id).in_(held)))
     gone = sorted({server for server, _ in placements})
     still = sa.select(allocations.c.consumer_id).where(allocations.c.consumer_id.in_(gone))
     tx.execute(sa.delete(consumers).where(consumers.c.id.in_(gone), consumers.c.id.not_in(still)))

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common.store import allocations
-from common.store.engine import for_update, now
+from common.store.engine import for_update, insert_many, now
 from common.store.schema import guests, heartbeats, servers, services
 
 RUNNING, STOPPED, ABSENT = "running", "stopped", "absent"
@@ -22,8 +22,7 @@ RUNNING, STOPPED, ABSENT = "running", "stopped", "absent"
 
 def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """New guests of placements that were just claimed: each row has server_id, host, fence."""
-    tx.execute(sa.insert(guests).values(changed_at=now()), [
-        {"wanted": RUNNING, "may_run": True, **row} for row in rows])
+    insert_many(tx, guests, [{"wanted": RUNNING, "may_run": True, **row} for row in rows], "changed_at")
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:
@@ -63,8 +62,8 @@ def pay(tx: Connection, paid: Iterable[tuple[str, str, int]]) -> set[str]:
               if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]]
     if struck:
         allocations.release(tx, struck)
-        for server, host in struck:
-            tx.execute(sa.delete(guests).where(guests.c.server_id == server, guests.c.host == host))
+        tx.execute(sa.delete(guests).where(guests.c.server_id.in_([server for server, _ in struck]),
+                                           sa.tuple_(guests.c.server_id, guests.c.host).in_(struck)))
     return {server for server, _ in struck}
 
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request costs in SQL statements and messages when nothing else happens: counted, and kept small."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from common import states
+from tests.functional.cloud import Cloud
+
+STATEMENTS, MESSAGES, TRIES = 30, 6, 7
+BACKGROUND = {"sweep"}          #: once a second, whatever is asked: no part of a request's cost
+
+
+def cost_of(cloud: Cloud, request: Callable[[], str], vm_state: str) -> tuple[Counter[str], Counter[str]]:
+    """Statements by thread and messages by method that one request took, the loop-back of the sweep left out."""
+    cloud.until_quiet()
+    statements, messages = Counter(cloud.statements), Counter(cloud.network.sent)
+    server = request()
+    cloud.until_state([server], vm_state)
+    cloud.until_quiet()
+    spent = cloud.statements - statements
+    return (Counter({part: number for part, number in spent.items() if part not in BACKGROUND}),
+            Counter({what: number for what, number in (cloud.network.sent - messages).items() if what != "loop_back"}))
+
+
+def cheapest(cloud: Cloud, what: str, request: Callable[[], str], vm_state: str) -> tuple[int, int]:
+    """Of several tries the one into which no periodic exchange fell."""
+    found = [cost_of(cloud, request, vm_state) for _ in range(TRIES)]
+    statements, messages = min(found, key=lambda cost: cost[0].total() + cost[1].total())
+    print(f"\n{what}: {statements.total()} statements {dict(statements)}, {messages.total()} messages {dict(messages)}")
+    return statements.total(), messages.total()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_statements_and_messages_of_one_request(new_cloud: Callable[..., Cloud], kind: str) -> None:
+    cloud = new_cloud(kind)
+    cloud.start()
+    cloud.until_state(cloud.create(), states.ACTIVE)
+    servers: list[str] = []
+
+    def create() -> str:
+        servers.extend(cloud.create())
+        return servers[-1]
+
+    def of_the_next(key: str) -> Callable[[], str]:
+        left = iter(servers)
+
+        def ask() -> str:
+            server = next(left)
+            cloud.ask(server, key)
+            return server
+        return ask
+    found = {"create": cheapest(cloud, f"{kind} create", create, states.ACTIVE),
+             "stop": cheapest(cloud, f"{kind} stop", of_the_next("os-stop"), states.STOPPED),
+             "start": cheapest(cloud, f"{kind} start", of_the_next("os-start"), states.ACTIVE),
+             "delete": cheapest(cloud, f"{kind} delete", of_the_next("delete"), states.DELETED)}
+    assert {name: cost for name, cost in found.items() if cost[0] > STATEMENTS or cost[1] > MESSAGES} == {}
+    assert cloud.findings() == []
