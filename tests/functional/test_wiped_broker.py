@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RabbitMQ loses everything it had, in the middle of work: that work is late, never lost and never doubled."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common import states
+from compute_agent.virt.memory import Slow
+from deploy.servers import Servers
+from tests.functional.cloud import Cloud
+
+
+@pytest.fixture
+def servers_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A broker that only this test uses, since it is wiped; below a folder that its user may enter."""
+    folder = Path(tmp_path_factory.mktemp("broker"))
+    for parent in (folder, *folder.parents):
+        if parent.owner() == "root" and parent.name.startswith("pytest-"):
+            parent.chmod(0o755)
+    with Servers(folder) as servers:
+        yield servers
+
+
+def test_everything_reaches_its_state_although_the_broker_was_wiped(
+        servers_of_our_own: Servers, new_cloud: Callable[..., Cloud]) -> None:
+    cloud = new_cloud(broker=servers_of_our_own.start("rabbitmq"))
+    broker = servers_of_our_own.broker
+    assert broker is not None
+    cloud.start(hosts=2, conductors=2)
+    stopped, deleted = cloud.create(4), cloud.create(4)
+    cloud.until_state(stopped + deleted, states.ACTIVE, 30)
+    for driver in cloud.drivers.values():
+        driver.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
+    created = cloud.create(6)                   # their results come while the broker is away
+    broker.control("stop_app")
+    created += cloud.create(4)                  # rings, commands: all in vain
+    for server in stopped:
+        cloud.ask(server, "os-stop")
+    broker.control("reset")
+    for server in deleted:
+        cloud.ask(server, "delete")
+    broker.control("start_app")
+    cloud.until_state(created, states.ACTIVE, 30)
+    cloud.until_state(stopped, states.STOPPED, 30)
+    cloud.until_state(deleted, states.DELETED, 30)
+    cloud.until_idle()
+    made = cloud.made("ensure_guest")
+    assert {made[server] for server in stopped + deleted + created} == {1}
+    assert cloud.findings() == []
