@@ -27,8 +27,8 @@ class Field:
     """One key of an answer.
 
     get: the row's attribute that is shown as it is, or get(row, view) that makes the value; ``view`` is what the
-    noun's view needs besides the row. rule: who may see it. updated: in answers to a change only since then ("2.1": always; None: never). maybe: ``get`` may
-    answer OMITTED.
+    noun's view needs besides the row. rule: who may see it. updated: in answers to a change only since then
+    ("2.1": always; None: never). maybe: ``get`` may answer OMITTED.
     """
 
     name: str
@@ -62,7 +62,8 @@ def cut(fields: tuple[Field, ...], version: int, allowed: frozenset[str] = froze
              and (not change or field.updated is not None and version in Range(field.updated))]
     plain = {field.name: field.get for field in shown if isinstance(field.get, str)}
     made = [(field.maybe, field.name, field.get) for field in shown if not isinstance(field.get, str)]
-    return Cut(tuple(plain), _reader(list(plain.values())), tuple((name, get) for maybe, name, get in made if not maybe),
+    return Cut(tuple(plain), _reader(list(plain.values())),
+               tuple((name, get) for maybe, name, get in made if not maybe),
                tuple((name, get) for maybe, name, get in made if maybe))
 
 

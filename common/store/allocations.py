@@ -105,10 +105,7 @@ def _rooms(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, _Room
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
     """Consumers of new allocations; one that still owes on another host exists already."""
-    known = set(tx.scalars(sa.select(consumers.c.id).where(consumers.c.id.in_([row["id"] for row in holders]))))
-    new = [row for row in holders if row["id"] not in known]
-    if new:
-        insert_many(tx, consumers, [{"generation": 0, **row} for row in new], "created_at")
+    insert_many(tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True)
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:

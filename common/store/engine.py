@@ -136,26 +136,31 @@ def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
 
 def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> None:
     """Insert a row unless its key exists."""
+    tx.execute(_ignoring(tx, table).values(values))
+
+
+def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
+    """An insert that leaves rows whose key exists as they are."""
     if tx.dialect.name == "postgresql":
-        tx.execute(postgresql.insert(table).values(values).on_conflict_do_nothing())
-    else:
-        word = "OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE"
-        tx.execute(sa.insert(table).prefix_with(word).values(values))
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sa.insert(table).prefix_with("OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE")
 
 
-def insert_many(tx: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *times: str) -> None:
-    """Insert rows alike, ``times`` being columns that get the clock's value.
+def insert_many(tx: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *times: str, ignore: bool = False
+                ) -> None:
+    """Insert rows alike, ``times`` being columns that get the clock's value; ``ignore``: unless their key exists.
 
     One row asks the clock in its own statement; many share one reading of it, because MariaDB's driver folds
     inserts of plain values into one statement and no others.
     """
     if not rows:
         return
+    insert = _ignoring(tx, table) if ignore else sa.insert(table)
     if len(rows) == 1:
-        tx.execute(sa.insert(table).values(dict.fromkeys(times, now())), rows)
+        tx.execute(insert.values(dict.fromkeys(times, now())), rows)
         return
     at = dict.fromkeys(times, moment(tx))
-    tx.execute(sa.insert(table), [row | at for row in rows])
+    tx.execute(insert, [row | at for row in rows])
 
 
 def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes: dict[Any, dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from common import errors, models
 from common.store.engine import insert_ignore, now
-from common.store.paging import Order, after
+from common.store.paging import Order, after, fetch
 from common.store.schema import flavor_access, flavors
 
 #: What the API calls the columns when it sorts.
@@ -55,7 +55,7 @@ def page(tx: Connection, *, project_id: str | None, is_public: bool | None = Non
         if row is None:
             raise errors.BadRequest(f"marker [{marker}] not found")
         query = query.where(after(order, list(row)))
-    return list(tx.execute(query.order_by(*(key.clause for key in order)).limit(limit)))
+    return list(fetch(tx, query.order_by(*(key.clause for key in order)).limit(limit)))
 
 
 def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Row[Any]:

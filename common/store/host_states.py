@@ -24,14 +24,13 @@ class HostRows:
     """``read_at`` is the database's clock before the first row was read.
 
     providers: id, host, generation · inventories: provider_id, resource_class, total, reserved, min_unit,
-    max_unit, step_size, allocation_ratio · usage: provider_id, resource_class, used · services: host,
-    disabled, forced_down, up · zones: host -> availability zone, for hosts in an aggregate that has one.
+    max_unit, step_size, allocation_ratio, used · services: host, disabled, forced_down, up · zones: host ->
+    availability zone, for hosts in an aggregate that has one.
     """
 
     read_at: int
     providers: Rows
     inventories: Rows
-    usage: Rows
     services: Rows
     zones: dict[str, str]
 
@@ -41,17 +40,21 @@ def read(tx: Connection, since: int | None = None) -> HostRows:
     microseconds; services and zones are narrow and always whole."""
     read_at = int(tx.scalar(sa.select(now())) or 0)
     found = sa.select(providers.c.id, providers.c.host, providers.c.generation).order_by(providers.c.id)
-    stock = sa.select(inventories)
     usage = sa.select(allocations.c.provider_id, allocations.c.resource_class,
                       sa.func.sum(allocations.c.used).label("used")).group_by(
                           allocations.c.provider_id, allocations.c.resource_class)
     if since is not None:
         wanted = sa.select(providers.c.id).where(providers.c.changed_at >= since)
         found = found.where(providers.c.changed_at >= since)
-        stock = stock.where(inventories.c.provider_id.in_(wanted))
         usage = usage.where(allocations.c.provider_id.in_(wanted))
-    return HostRows(read_at, tx.execute(found).all(), tx.execute(stock).all(), tx.execute(usage).all(),
-                    tx.execute(_services()).all(), _zones(tx))
+    sums = usage.subquery()
+    stock = sa.select(inventories, sa.func.coalesce(sums.c.used, 0).label("used")).select_from(inventories.outerjoin(
+        sums, sa.and_(sums.c.provider_id == inventories.c.provider_id,
+                      sums.c.resource_class == inventories.c.resource_class)))
+    if since is not None:
+        stock = stock.where(inventories.c.provider_id.in_(wanted))
+    return HostRows(read_at, tx.execute(found).all(), tx.execute(stock).all(), tx.execute(_services()).all(),
+                    _zones(tx))
 
 
 def _services() -> sa.Select[Any]:

@@ -10,14 +10,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from common import ids
 from common.models import HostInventory
 from common.store import allocations, services
 from common.store.engine import for_update, insert_ignore, now
-from common.store.schema import (allocations as allocations_table, heartbeats, hosts, inventories, provider_traits,
-                                 providers, servers, services as services_table)
+from common.store.schema import allocations as allocations_table
+from common.store.schema import heartbeats, hosts, inventories, provider_traits, providers, servers
+from common.store.schema import services as services_table
 
 
 def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory, ratios: dict[str, float]

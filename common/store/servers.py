@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors
-from common.store.engine import for_update, now
-from common.store.paging import Order, after
+from common.store.engine import for_update, insert_many, now
+from common.store.paging import Order, after, fetch
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 
 C = servers.c
@@ -53,7 +53,8 @@ COLUMNS: dict[str, sa.Column[Any]] = {
     "terminated_at": C.terminated_at, "updated_at": C.updated_at, "user_id": C.user_id, "uuid": C.id,
     "vm_state": C.vm_state}
 #: Text columns that are compared whole; the other text columns take a regular expression.
-_WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", "uuid", "host", "task_state", "vm_state"}
+_WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", "uuid", "host", "task_state",
+          "vm_state"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def page(tx: Connection, wanted: Wanted, heavy: bool = False, names_only: bool =
         if last is None:
             raise errors.BadRequest(f"marker [{wanted.marker}] not found")
         query = query.where(after(order, list(last)))
-    found = tx.execute(query.order_by(*(key.clause for key in order)).limit(wanted.limit))
+    found = fetch(tx, query.order_by(*(key.clause for key in order)).limit(wanted.limit))
     return list(map(kind._make, found))
 
 
@@ -141,8 +142,9 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
         return column.in_(value)
     if isinstance(column.type, sa.Boolean):
         return column.is_(bool(value))
-    if isinstance(column.type, (sa.Integer, sa.BigInteger)):
-        return column == _number(name, value)
+    if isinstance(column.type, sa.Integer):
+        number, most = _number(name, value), 2 ** (63 if isinstance(column.type, sa.BigInteger) else 31)
+        return column == number if -most <= number < most else sa.false()
     if name in _WHOLE or not _is_pattern(str(value)):
         return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
     return column.regexp_match(str(value))
@@ -150,7 +152,7 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
 
 def _number(name: str, value: Any) -> int:
     try:
-        return max(min(int(value), 2 ** 62), -2 ** 62)
+        return int(value)
     except ValueError as problem:
         raise errors.BadRequest(f"Invalid filter field: {name}.") from problem
 
@@ -188,7 +190,7 @@ def show(tx: Connection, server_id: str, project_id: str | None = None, deleted:
 
 def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
     """Insert new servers, all in one statement; each row has every column that has no default."""
-    tx.execute(sa.insert(servers).values(created_at=now(), updated_at=now()), rows)
+    insert_many(tx, servers, rows, "created_at", "updated_at")
 
 
 def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
@@ -255,4 +257,4 @@ def idempotent(tx: Connection, project_id: str, keys: Sequence[str]) -> dict[str
 
 def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
     """Keep Idempotency-Keys: {project_id, key, digest, reservation_id, server_id}."""
-    tx.execute(sa.insert(idempotency_keys).values(created_at=now()), rows)
+    insert_many(tx, idempotency_keys, rows, "created_at")

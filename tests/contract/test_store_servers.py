@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group commit."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids
+from common.store import flavors, keypairs, quotas, schema, server_groups, servers, upgrades
+from common.store.engine import Store
+from common.store.servers import Wanted
+from compute_api.creating import Created, Creation, Creator
+
+LIMITS = {"instances": 10, "cores": 20, "ram": 51200, "server_group_members": 10}
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    made = Store(database_url)
+    upgrades.upgrade(made)
+    yield made
+    made.close()
+
+
+def creation(name: str = "vm", project: str = "p", key: str | None = None, group: str | None = None, **columns: Any
+             ) -> Creation:
+    """One server of one VCPU and 64 MiB."""
+    def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        server, action = ids.new(), ids.new()
+        common = {"project_id": project, "user_id": "u"}
+        return [{**common, "id": server, "name": name, "hostname": name, "vm_state": "building", "action": action,
+                 "flavor": {"id": "1"}, "flavor_id": "1", "vcpus": 1, "memory_mb": 64, "disk_gb": 1,
+                 "meta": {"å": "☃"}, "tags": ["a\"b", "x_y"], "scheduler_hints": {}, "security_groups": [],
+                 "reservation_id": "r", **columns}], [
+            {**common, "id": action, "server_id": server, "request_id": "req", "name": "create", "workflow": "create",
+             "fence": 1}]
+    return Creation(project, "u", 1, 64, 1, 1, "r", rows, key, "digest", group)
+
+
+def names(store: Store, **wanted: Any) -> list[str]:
+    return [row.name for row in store.read(lambda tx: servers.page(tx, Wanted(**wanted)))]
+
+
+def test_rows_come_as_they_were_written(store: Store) -> None:
+    made = Creator(store, LIMITS).create(creation(description=None, config_drive=True))
+    row = store.read(lambda tx: servers.show(tx, made.server_id, "p"))
+    assert (servers.loads(row.meta), servers.loads(row.tags)) == ({"å": "☃"}, ["a\"b", "x_y"])
+    assert (row.config_drive, row.locked, row.deleted, row.image) == (True, False, 0, None)
+    assert abs(row.created_at - store.now()) < 60_000_000
+    with pytest.raises(errors.NotFound):
+        store.read(lambda tx: servers.show(tx, made.server_id, "q"))
+
+
+@pytest.mark.parametrize(("wanted", "found"), [
+    ({"filters": {"name": "^v.$"}}, "v2 v1"), ({"filters": {"name": "1"}}, "v1"), ({"filters": {"name": "100%"}}, ""),
+    ({"filters": {"launch_index": "2"}}, "v2"), ({"filters": {"config_drive": True}}, "v1"),
+    ({"filters": {"launch_index": "99999999999999999999"}}, ""), ({"filters": {"vm_state": ["active", "error"]}}, "v2"),
+    ({"filters": {"kernel_id": "x"}}, ""), ({"states": [("active", (), ("rebooting",))]}, "v2"),
+    ({"states": [("building", ("scheduling",), ())]}, "v1"), ({"states": []}, ""), ({"deleted": True}, "gone"),
+    ({"deleted": None}, "gone other v2 v1"), ({"project_id": "p"}, "v2 v1"),
+    ({"tags": {"tags": ["a\"b"]}}, "other v2 v1"),
+    ({"tags": {"tags": ["xxy"]}}, ""), ({"tags": {"not-tags-any": ["x_y"]}}, ""), ({"changed_before": 0}, ""),
+    ({"sort": [("task_state", False), ("display_name", False)]}, "other v2 v1"),
+    ({"sort": [("launched_at", True), ("display_name", True)]}, "v1 v2 other")], ids=str)
+def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], found: str) -> None:
+    creator = Creator(store, LIMITS)
+    made = [creator.create(creation("v1", task_state="scheduling", launch_index=1, config_drive=True, launched_at=5)),
+            creator.create(creation("v2", vm_state="active", launch_index=2, launched_at=3)),
+            creator.create(creation("other", "q")), creator.create(creation("gone", "q", deleted=1))]
+    with store.begin() as tx:                                  # a clock of milliseconds might not tell them apart
+        for number, one in enumerate(made):
+            tx.execute(sa.update(schema.servers).where(schema.servers.c.id == one.server_id).values(created_at=number))
+    assert names(store, **wanted) == found.split()
+
+
+def test_a_pattern_that_only_python_knows_finds_or_is_refused(store: Store) -> None:
+    Creator(store, LIMITS).create(creation("vm"))
+    try:
+        assert names(store, filters={"name": "(?P<x>v)"}) == ["vm"]
+    except errors.BadRequest as problem:
+        assert "regular expression" in problem.text
+
+
+@pytest.mark.parametrize("sort", [(), (("task_state", False),), (("launched_at", True),), (("locked", True),),
+                                  (("display_name", False), ("vm_state", True))])
+def test_pages_hold_every_row_once_though_keys_are_null(store: Store, sort: Any) -> None:
+    creator = Creator(store, LIMITS)
+    for number in range(7):
+        creator.create(creation(f"s{number % 3}", task_state=[None, "a", "b"][number % 3],
+                                launched_at=[None, 5][number % 2]))
+    whole = [row.id for row in store.read(lambda tx: servers.page(tx, Wanted(sort=sort)))]
+    paged: list[str] = []
+    while True:
+        page = Wanted(sort=sort, limit=2, marker=paged[-1] if paged else None)
+        rows = store.read(lambda tx, page=page: servers.page(tx, page))  # type: ignore[misc]
+        if not rows:
+            break
+        paged += [row.id for row in rows]
+    assert paged == whole
+    assert len(set(paged)) == 7
+
+
+def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -> None:
+    """Two creators stand for two processes: between them only the project's row keeps order."""
+    creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
+
+    def one(number: int) -> Created | errors.Problem:
+        try:
+            return creators[number % 2].create(creation(f"s{number}", "pq"[number // 2 % 2]))
+        except errors.Problem as problem:
+            return problem
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(one, range(48)))
+    assert sum(isinstance(outcome, Created) for outcome in outcomes) == 20
+    assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 28
+    for project in "pq":
+        usage = store.read(lambda tx, project=project: quotas.usage(tx, project))  # type: ignore[misc]
+        assert (usage[""].instances, usage["u"].cores, usage[""].ram) == (10, 10, 640)
+
+
+def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store) -> None:
+    creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda number: creators[number % 2].create(creation(key="k")), range(8)))
+    assert len({one.server_id for one in made}) == 1
+    assert sorted(one.again for one in made) == [False] + [True] * 7
+    assert len(names(store)) == 1
+
+
+def test_members_of_a_group_and_the_rest(store: Store) -> None:
+    group = store.write(lambda tx: server_groups.create(tx, {
+        "project_id": "p", "user_id": "u", "name": "g", "policy": "affinity", "rules": {}})).id
+    made = Creator(store, LIMITS).create(creation(group=group))
+    assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: [made.server_id]}
+    assert store.read(lambda tx: server_groups.of_server(tx, made.server_id)) == [group]
+    assert store.read(lambda tx: server_groups.page(tx, "q", 10)) == []
+    store.write(lambda tx: server_groups.delete(tx, group))
+    assert store.read(lambda tx: server_groups.of_server(tx, made.server_id)) == []
+
+
+def test_metadata_is_changed_under_the_server_s_lock(store: Store) -> None:
+    made = Creator(store, LIMITS).create(creation(meta={}))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.write(lambda tx: servers.change_json(
+            tx, made.server_id, "meta", lambda old: {**old, str(number): "x"})), range(16)))
+    row = store.read(lambda tx: servers.show(tx, made.server_id))
+    assert len(servers.loads(row.meta)) == 16
+
+
+def test_limits_are_set_and_forgotten(store: Store) -> None:
+    for value in (5, 6):
+        store.write(lambda tx, value=value: quotas.put(tx, "p", "", {"cores": value}))  # type: ignore[misc]
+    store.write(lambda tx: quotas.put(tx, "p", "u", {"cores": 2}))
+    store.write(lambda tx: quotas.put(tx, quotas.CLASS, "", {"ram": -1}))
+    limits = store.read(lambda tx: quotas.limits(tx, "p", LIMITS))
+    assert (limits.of("cores"), limits.of("cores", "u"), limits.of("ram"), limits.of("instances")) == (6, 2, -1, 10)
+    store.write(lambda tx: quotas.forget(tx, "p", "u"))
+    assert store.read(lambda tx: quotas.limits(tx, "p", LIMITS)).of("cores", "u") == 6
+
+
+def test_flavors_and_key_pairs(store: Store) -> None:
+    values = {"name": "f", "vcpus": 1, "memory_mb": 1, "root_gb": 0, "is_public": True, "rxtx_factor": 1.0}
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda number: _outcome(store, values, number), range(4)))
+    assert sorted(made) == ["Conflict"] * 3 + ["Row"], "a name is taken once"
+    private = store.write(lambda tx: flavors.create(tx, {**values, "flavorid": "x", "name": "g", "is_public": False}))
+
+    def seen(project: str | None) -> list[str]:
+        return [row.name for row in store.read(lambda tx: flavors.page(tx, project_id=project, sort_key="name"))]
+    assert (seen(None), seen("p")) == (["f", "g"], ["f"])
+    store.write(lambda tx: flavors.grant(tx, private, "p"))
+    assert seen("p") == ["f", "g"]
+    store.write(lambda tx: flavors.set_extra_specs(tx, "x", {"a": "1"}))
+    assert store.read(lambda tx: flavors.show(tx, "x")).extra_specs == {"a": "1"}
+    assert [row.name for row in store.read(lambda tx: flavors.page(tx, project_id=None, name="^g",
+                                                                   marker=None))] == ["g"]
+    store.write(lambda tx: flavors.delete(tx, "x"))
+    assert seen("p") == ["f"]
+    key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "f", "public_key": "p"}
+    store.write(lambda tx: keypairs.create(tx, key))
+    with pytest.raises(errors.Conflict):
+        store.write(lambda tx: keypairs.create(tx, key))
+    assert store.read(lambda tx: keypairs.count(tx, "u")) == 1
+
+
+def _outcome(store: Store, values: dict[str, Any], number: int) -> str:
+    try:
+        return type(store.write(lambda tx: flavors.create(tx, {**values, "flavorid": str(number)}))).__name__
+    except errors.Conflict:
+        return "Conflict"
