@@ -50,7 +50,8 @@ class GuestSpec:
     """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
 
     ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
-    meta (dict), keys (list of {name, type, data}); ``user_data`` is base64 text as the API took it.
+    meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
+    ``contents`` are base64 text as the API took it.
     """
 
     server: str

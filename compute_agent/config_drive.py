@@ -43,6 +43,8 @@ def files(spec: GuestSpec, random_seed: bytes = b"") -> dict[str, bytes]:
         if version >= VENDOR_DATA2_SINCE:
             held["vendor_data2.json"] = _json({})
         tree |= {f"openstack/{version}/{name}": data for name, data in held.items() if data}
+    for number, item in enumerate(spec.instance.get("files") or []):
+        tree[f"openstack/{_content(number)}"] = base64.b64decode(item["contents"])
     tree["ec2/latest/meta-data.json"] = _json(ec2_meta_data(spec))
     if user_data:
         tree["ec2/latest/user-data"] = user_data
@@ -70,7 +72,15 @@ def meta_data(spec: GuestSpec, random_seed: bytes = b"") -> dict[str, Any]:
         data["keys"] = [{"name": key["name"], "type": key.get("type", "ssh"), "data": key["data"]} for key in keys]
         ssh = {key["name"]: key["data"] for key in keys if key.get("type", "ssh") == "ssh"}
         data |= {"public_keys": ssh} if ssh else {}
+    if instance.get("files"):
+        data["files"] = [{"path": item["path"], "content_path": f"/{_content(number)}"}
+                         for number, item in enumerate(instance["files"])]
     return data
+
+
+def _content(number: int) -> str:
+    """Where a file that was given at creation lies on the drive; its own path stays data."""
+    return f"content/{number:04d}"
 
 
 def ec2_meta_data(spec: GuestSpec) -> dict[str, Any]:

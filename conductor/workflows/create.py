@@ -59,7 +59,8 @@ def guest_spec(run: Run) -> GuestSpec:
         user_data=server.user_data,
         instance={"name": server.name, "hostname": server.hostname, "project_id": server.project_id,
                   "availability_zone": run.changes.get("availability_zone", server.availability_zone),
-                  "launch_index": server.launch_index, "meta": server.meta, "keys": keys})
+                  "launch_index": server.launch_index, "meta": server.meta, "keys": keys,
+                  "files": run.action.args.get("files", [])})
 
 
 def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:

@@ -51,6 +51,16 @@ def test_user_data_is_decoded_and_every_version_has_what_it_knew() -> None:
     assert read_json(tree, "ec2/latest/meta-data.json")["instance-id"] == SERVER
 
 
+def test_files_given_at_creation_lie_beside_the_meta_data_that_names_them() -> None:
+    given = spec()
+    given.instance["files"] = [{"path": "/etc/motd", "contents": base64.b64encode(b"hello").decode()},
+                               {"path": "../../x", "contents": ""}]
+    tree = files(given)
+    assert read_json(tree, "openstack/latest/meta_data.json")["files"] == [
+        {"path": "/etc/motd", "content_path": "/content/0000"}, {"path": "../../x", "content_path": "/content/0001"}]
+    assert (tree["openstack/content/0000"], tree["openstack/content/0001"]) == (b"hello", b"")
+
+
 def test_bare_server_has_no_empty_files() -> None:
     tree = files(spec(user_data=None, instance={}))
     assert all(tree.values())
