@@ -98,9 +98,11 @@ class Agent:
             self._results[result.key] = result
 
     def changed(self, states: Iterable[DomainState]) -> None:
-        """Domains whose state an event spoke of."""
+        """Domains whose state an event spoke of; what a result that is about to be told says already is no news."""
+        told = {(result.server, result.fence, result.data.get("power_state")) for result in self._results.values()}
         for state in states:
-            self._changed[state.server] = state
+            if (state.server, state.fence, state.power_state) not in told:
+                self._changed[state.server] = state
 
     # --- the exchange ---
     def wants_full_report(self) -> bool:

@@ -29,26 +29,26 @@ AT_ONCE = 32                 #: commands re-sent to a host in one answer
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it."""
     try:
-        answers, sendings = engine.store.write(lambda tx: _take_in(tx, engine, syncs))
+        answers, written = engine.store.write(lambda tx: _take_in(tx, engine, syncs))
     except Exception as problem:
         if len(syncs) == 1:
             log.exception("the report of host %s could not be taken in; the agent repeats it", syncs[0].host)
             return [problem]
         return [answer for sync in syncs for answer in handle(engine, [sync])]
     engine.fault_point("sync", "reports", "committed")
-    runner.send(engine, sendings)
+    runner.send(engine, written)
     return list(answers)
 
 
-def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Sendings]:
+def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Written]:
     """The transaction: hellos, then results, debts and news under the servers' locks, then the answers."""
     sessions = {sync.host: _hello(tx, engine, sync) for sync in syncs if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
-    sendings = _settle(tx, engine, heard)
+    written = _settle(tx, engine, heard)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
-    return answers, sendings
+    return answers, written
 
 
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
@@ -66,7 +66,7 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     return session
 
 
-def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Sendings:
+def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Written:
     """Write results, paid debts and news of domains."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
     mine = {result.key.split("/")[0]: result for _, result in results if not result.key.startswith("debt/")}
@@ -75,7 +75,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Sen
     news = _differing(tx, syncs)
     touched = {result.server for _, result in results} | {server for _, server in news}
     if not touched:
-        return {}
+        return runner.Written({})
     servers = actions.lock_servers(tx, touched)
     heads = actions.lock(tx, set(mine) | {row.action for row in servers.values() if row.action and paid})
     runs = [_finish_step(tx, engine, servers, heads[key], result) for key, result in mine.items() if key in heads]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import errors
 from common.clock import SECOND
@@ -23,6 +23,15 @@ from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 Sendings = dict[str, list[Command]]
+
+
+class Written(NamedTuple):
+    """What is left to do after the commit: commands by host, and whether some action is due at once."""
+
+    sendings: Sendings
+    is_due: bool = False
+
+
 RETRY_IN = SECOND
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
@@ -48,7 +57,7 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         if step.propose:
             step.propose(engine, runs)
             engine.fault_point(workflow.name, step.name, "proposed")
-        sendings = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs))
+        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs))
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
         _postpone(engine, rows)
@@ -62,7 +71,7 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         _postpone(engine, rows)
         return
     engine.fault_point(workflow.name, step.name, "committed")
-    send(engine, sendings)
+    send(engine, written)
 
 
 def _postpone(engine: Engine, rows: Sequence[Row[Any]]) -> None:
@@ -76,7 +85,7 @@ def _postpone(engine: Engine, rows: Sequence[Row[Any]]) -> None:
     engine.store.write(work)
 
 
-def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run]) -> Sendings:
+def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run]) -> Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor took, drop out."""
     servers = actions.lock_servers(tx, (run.server.id for run in planned))
     heads = actions.lock(tx, (run.action.id for run in planned))
@@ -90,9 +99,9 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
     if lost:
         actions.let_go(tx, engine.owner, lost)
     proceed(tx, engine, workflow, index, runs, proposed=True)
-    sendings = flush(tx, runs)
+    written = flush(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
-    return sendings
+    return written
 
 
 def is_held(server: Row[Any], action: Row[Any]) -> bool:
@@ -199,13 +208,14 @@ def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> Non
     proceed(tx, engine, workflow, index + 1, [run])
 
 
-def flush(tx: Connection, runs: Iterable[Run]) -> Sendings:
-    """Write what the runs have collected; returns the commands to send after the commit."""
+def flush(tx: Connection, runs: Iterable[Run]) -> Written:
+    """Write what the runs have collected; returns what is left to do after the commit."""
     runs = list(runs)
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
-    return with_sessions(tx, [sending for run in runs for sending in run.commands])
+    sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
+    return Written(sendings, any(run.head.get("state") == "due" for run in runs))
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
@@ -220,9 +230,11 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
     return by_host
 
 
-def send(engine: Engine, sendings: Sendings) -> None:
+def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
-    for host, commands in sendings.items():
+    if written.is_due:
+        engine.ring()
+    for host, commands in written.sendings.items():
         engine.post.do(host, commands)
         engine.fault_point(commands[0].verb, commands[0].step, "sent")
 

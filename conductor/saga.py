@@ -32,9 +32,14 @@ def no_fault(action: str, step: str, where: str) -> None:
     """The fault point of ordinary operation: nothing happens."""
 
 
+def no_ring() -> None:
+    """Where whoever calls ``runner.advance`` looks again anyway."""
+
+
 @dataclass
 class Engine:
-    """What the plain functions of the conductor work with. ``owner`` names this conductor in leases."""
+    """What the plain functions of the conductor work with. ``owner`` names this conductor in leases; ``ring`` is
+    called after a commit that left something due at once."""
 
     store: Store
     clock: Clock
@@ -46,6 +51,7 @@ class Engine:
     host_silence: int = 30
     ratios: dict[str, float] = field(default_factory=dict)
     fault_point: Callable[[str, str, str], None] = no_fault
+    ring: Callable[[], None] = no_ring
 
 
 class StepFailed(Exception):
@@ -98,11 +104,12 @@ class Run:
 
     def note(self, step: str, event: str, host: str | None = None, message: str | None = None,
              details: str | None = None) -> None:
-        """Add an event to the journal."""
+        """Add an event to the journal; the action is locked."""
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
         self.events.append({"action_id": self.action.id, "seq": seq, "step": step, "attempt": self.attempt,
-                            "event": event, "host": host, "message": message, "details": details})
+                            "event": event, "host": host, "message": message, "details": details,
+                            "at": self.action.locked_at})
 
     def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
         """Send a command when the transaction has committed; the session is filled in by the runner."""

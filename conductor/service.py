@@ -81,6 +81,7 @@ class Conductor:
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
         self._heard: set[str] = set()
         self._own_ring_at: float | None = None
+        engine.ring = self._rung.set
 
     def ring(self) -> None:
         self._rung.set()
@@ -105,11 +106,11 @@ class Conductor:
             return SyncAnswer(given.session, given.acknowledged, [], given.guests), None
 
     def advance(self) -> None:
-        """Loop: bring due actions on, while there are any, then wait for the bell or a second."""
+        """Loop: bring due actions on, while there may be more of them, then wait for the bell or a second."""
         while not self._stop.is_set():
             self._rung.clear()
             try:
-                while runner.advance(self.engine) and not self._stop.is_set():
+                while runner.advance(self.engine) >= self.engine.batch and not self._stop.is_set():
                     pass
             except errors.Unavailable as problem:
                 log.warning("due actions wait: %s", problem)
@@ -142,8 +143,8 @@ class Conductor:
             if answer.session:
                 self._heard.add(sync.host)
             future.set_result(answer)
-        if any(sync.results or sync.session == 0 for sync, _ in batch):
-            self._rung.set()
+        if any(sync.session == 0 for sync, _ in batch):
+            self._rung.set()        # a host that was booted anew has its guests started
 
     def sweep(self, bell: conductor_rpc.Bell) -> None:
         """Loop: once a second."""

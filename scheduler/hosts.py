@@ -162,12 +162,9 @@ class Hosts:
                 if row.resource_class not in stock:
                     stock[row.resource_class] = _empty_stock(size)
                 column, number = stock[row.resource_class], read[row.provider_id]
-                column.free[number] = int((row.total - row.reserved) * row.allocation_ratio)
+                column.free[number] = int((row.total - row.reserved) * row.allocation_ratio) - int(row.used)
                 column.least[number], column.most[number] = row.min_unit, row.max_unit
                 column.step[number] = max(1, row.step_size)
-        for row in rows.usage:
-            if row.provider_id in read and row.resource_class in stock:
-                stock[row.resource_class].free[read[row.provider_id]] -= int(row.used)
 
     def _fill_flags(self, rows: host_states.HostRows) -> None:
         base = self._base

@@ -133,8 +133,8 @@ def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]
 
 
 def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, Row[Any]]:
-    """Lock actions; their servers are locked already."""
-    query = sa.select(actions).where(actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
+    """Lock actions, whose servers are locked already; ``locked_at`` is the time, for what is written of them."""
+    query = sa.select(actions, now().label("locked_at")).where(actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
     return {row.id: row for row in tx.execute(for_update(query))}
 
 
@@ -150,9 +150,9 @@ def update_servers(tx: Connection, changes: dict[str, Values]) -> None:
 
 def append(tx: Connection, rows: Sequence[Values]) -> None:
     """Append events to journals; each row has action_id, seq, step, attempt, event and may have host,
-    message, details."""
+    message, details. Their time is in each (``lock`` tells it), or in none: then it is now."""
     base = {"host": None, "message": None, "details": None}
-    insert_many(tx, events, [{**base, **row} for row in rows], "at")
+    insert_many(tx, events, [{**base, **row} for row in rows], *([] if all("at" in row for row in rows) else ["at"]))
 
 
 def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:

@@ -156,6 +156,9 @@ def insert_many(tx: Connection, table: sa.Table, rows: Sequence[dict[str, Any]],
     if not rows:
         return
     insert = _ignoring(tx, table) if ignore else sa.insert(table)
+    if not times:
+        tx.execute(insert, rows)
+        return
     if len(rows) == 1:
         tx.execute(insert.values(dict.fromkeys(times, now())), rows)
         return

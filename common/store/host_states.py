@@ -38,7 +38,8 @@ class HostRows:
 def read(tx: Connection, since: int | None = None) -> HostRows:
     """Everything, or of providers (with inventories and usage) only those changed at ``since`` or later, in
     microseconds; services and zones are narrow and always whole."""
-    read_at = int(tx.scalar(sa.select(now())) or 0)
+    flags = tx.execute(_services()).all()           # first: it brings the time at which reading began
+    read_at = min((int(row.read_at) for row in flags), default=0)
     found = sa.select(providers.c.id, providers.c.host, providers.c.generation).order_by(providers.c.id)
     usage = sa.select(allocations.c.provider_id, allocations.c.resource_class,
                       sa.func.sum(allocations.c.used).label("used")).group_by(
@@ -53,13 +54,12 @@ def read(tx: Connection, since: int | None = None) -> HostRows:
                       sums.c.resource_class == inventories.c.resource_class)))
     if since is not None:
         stock = stock.where(inventories.c.provider_id.in_(wanted))
-    return HostRows(read_at, tx.execute(found).all(), tx.execute(stock).all(), tx.execute(_services()).all(),
-                    _zones(tx))
+    return HostRows(read_at, tx.execute(found).all(), tx.execute(stock).all(), flags, _zones(tx))
 
 
 def _services() -> sa.Select[Any]:
     beats = sa.and_(heartbeats.c.host == services.c.host, heartbeats.c.binary == services.c.binary)
-    return sa.select(services.c.host, services.c.disabled, services.c.forced_down,
+    return sa.select(services.c.host, services.c.disabled, services.c.forced_down, now().label("read_at"),
                      sa.func.coalesce(heartbeats.c.up, sa.false()).label("up")).select_from(
                          services.outerjoin(heartbeats, beats)).where(services.c.binary == "nova-compute")
 

@@ -249,3 +249,14 @@ def test_a_result_acknowledged_by_nobody_survives_a_kill(tmp_path: Path) -> None
     assert restarted.agent.take() is None
     assert restarted.exchange().results == [done]
     restarted.journal.close()
+
+
+def test_a_state_that_a_result_tells_already_is_no_news(rig: Rig) -> None:
+    rig.agent.accept([command(fence=2)])
+    work = rig.agent.take()
+    assert work is not None
+    rig.agent.ended(work, Result(work.command.key, "s", 2, "done", {"power_state": 1}))
+    rig.agent.changed([DomainState("s", 1, 2), DomainState("other", 4, 1)])
+    assert rig.exchange().changed == [DomainState("other", 4, 1)]
+    rig.agent.changed([DomainState("s", 4, 2)])
+    assert rig.exchange().changed == [DomainState("s", 4, 2)]
