@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process kilonova-api: gunicorn with threads, and the real services behind the application.
 
-gunicorn's master reads the configuration and imports the code, so that its workers share the memory; each worker
-makes its own store, broker connection and threads after the fork. On TERM a worker finishes what it has in hand
+gunicorn's master reads the configuration. Several workers share the code that it imports for them; for a single one
+that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork. On TERM a worker finishes what it has in hand
 and ends at once, whatever threads the libraries still have.
 """
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -20,7 +21,7 @@ from common import service
 KEEP_ALIVE = 75          # seconds that an idle connection of a client stays open
 TIMEOUT = 120            # seconds after which a worker that does not answer the master is replaced
 GRACE = 8                # seconds for requests in hand after TERM
-#: What workers import; done before the fork.
+#: What several workers share.
 _SHARED = ("compute_api.app", "compute_api.tokens", "common.rpc.agent", "common.rpc.conductor",
            "common.clients.identity")
 
@@ -92,8 +93,10 @@ def _ended(server: Any, worker: Any) -> None:
 def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
-    for name in _SHARED:
-        importlib.import_module(name)
+    if conf.api.workers > 1:
+        for name in _SHARED:
+            importlib.import_module(name)
+        gc.freeze()
     Server(conf).run()
 
 

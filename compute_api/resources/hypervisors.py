@@ -135,6 +135,11 @@ def _found(request: Request, pattern: str) -> list[Row]:
     return rows
 
 
+def refused_node(request: Request, **ignored: str) -> None:
+    """POST and DELETE of /os-baremetal-nodes, which were never carried out here."""
+    raise errors.BadRequest("Command Not supported. Please use the bare metal service for this.")
+
+
 def statistics(request: Request) -> dict[str, Any]:
     """GET /os-hypervisors/statistics"""
     return {"hypervisor_statistics": view.statistics(request.read(hosts.list_all), request.version)}

@@ -55,6 +55,8 @@ def query(properties: Document | None = None, **more: Any) -> Document:
     return {"type": "object", "properties": properties or {}, "additionalProperties": True, **more}
 
 
+#: Whatever it is.
+ANYTHING = Versioned(ANY)
 #: No parameters at all; refused from 2.102 on.
 NOTHING = Versioned(query(), ("2.102", strict))
 #: No parameters; what is given is ignored at every version.

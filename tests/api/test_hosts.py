@@ -203,6 +203,13 @@ def test_aggregates(cloud: Cloud, zone: str, mv: str) -> None:
     get(cloud, "/os-aggregates", mv, 403, "user")
 
 
+def test_bare_metal_nodes_were_never_changed_here(cloud: Cloud) -> None:
+    for method, path in (("POST", ""), ("DELETE", "/x"), ("POST", "/x/action")):
+        for mv, status in (("2.1", 400), ("2.35", 400), ("2.36", 404)):
+            assert cloud.call(method, "/os-baremetal-nodes" + path, {} if method == "POST" else None, mv=mv,
+                              token="admin").status_code == status
+
+
 def test_extensions(cloud: Cloud) -> None:
     found = get(cloud, "/extensions", token="user")["extensions"]
     assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in found}

@@ -235,14 +235,14 @@ class Live:
                         if server in str(path) and "log" not in path.relative_to(self.home).parts]
 
     def processes(self) -> list[str]:
-        """Command lines of all processes that belong to this home."""
-        found = []
+        """Command lines of all processes that belong to this home; those that were only told of it do not."""
+        found, home = [], str(self.home).encode()
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
             except OSError:
                 continue
-            if str(self.home).encode() in command + variables:
+            if home in command + variables.replace(b"KILONOVA_HOME=" + home, b""):
                 found.append(f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
         return found
 

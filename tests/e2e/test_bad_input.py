@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients get wrong: the exact status and fault, never a 500, and nothing left behind."""
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.e2e.live import Live, Reply, Rest
+
+NOBODY = "00000000-0000-4000-8000-000000000000"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request and the fault that it earns; ``change`` is laid over a good create's server."""
+
+    name: str
+    status: int
+    kind: str
+    words: str
+    change: dict[str, Any] | None = None
+    method: str = "POST"
+    path: str = "/servers"
+    data: str | bytes | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = [
+    Case("unknown key", 400, "badRequest", "'colour'", {"colour": "green"}),
+    Case("unknown key beside the server", 400, "badRequest", "'colour'", {}, more={"colour": "green"}),
+    Case("name of a wrong type", 400, "badRequest", "name", {"name": 7}),
+    Case("name of 256 characters", 400, "badRequest", "name", {"name": "n" * 256}),
+    Case("empty name", 400, "badRequest", "name", {"name": ""}),
+    Case("metadata of a wrong type", 400, "badRequest", "metadata", {"metadata": ["a"]}),
+    Case("metadata value too long", 400, "badRequest", "key", {"metadata": {"key": "v" * 256}}),
+    Case("user data that is not base64", 400, "badRequest", "user_data", {"user_data": "%%%"}),
+    Case("min_count above max_count", 400, "badRequest", "min_count", {"min_count": 2, "max_count": 1}),
+    Case("no networks", 400, "badRequest", "networks", {"networks": None}),
+    Case("unknown image", 400, "badRequest", NOBODY, {"imageRef": NOBODY}),
+    Case("image that is no id", 400, "badRequest", "imageRef", {"imageRef": "../../etc/passwd"}),
+    Case("unknown flavor", 400, "badRequest", "Flavor", {"flavorRef": "no-such"}),
+    Case("unknown key pair", 400, "badRequest", "key", {"key_name": "no-such"}),
+    Case("unknown zone", 400, "badRequest", "zone", {"availability_zone": "no-such"}),
+    Case("over the quota of servers", 403, "forbidden", "instances", {"min_count": 11, "max_count": 11}),
+    Case("host chosen by a tenant", 403, "forbidden", "forced_host", {"availability_zone": "nova:vm"}),
+    Case("malformed JSON", 400, "badRequest", "Malformed", data='{"server": '),
+    Case("body that is not UTF-8", 400, "badRequest", "Malformed", data=b'{"server": "\xff"}'),
+    Case("body that is a list", 400, "badRequest", "", data="[]"),
+    Case("no body", 400, "badRequest", "Malformed", data=""),
+    Case("nested without end", 400, "badRequest", "Malformed", data="[" * 100_000),
+    Case("body of 10 MB", 413, "overLimit", "too large", data=b'{"server": "' + b"x" * 10_000_000 + b'"}'),
+    Case("unknown server", 404, "itemNotFound", NOBODY, method="GET", path=f"/servers/{NOBODY}"),
+    Case("server that is no id", 404, "itemNotFound", "", method="DELETE", path="/servers/%00%2e%2e"),
+    Case("unknown path", 404, "itemNotFound", "", method="GET", path="/no-such"),
+    Case("wrong method", 405, "badMethod", "", method="PATCH", path="/servers"),
+    Case("unknown query parameter", 400, "badRequest", "colour", method="GET", path="/servers?colour=green"),
+    Case("wrong limit", 400, "badRequest", "limit", method="GET", path="/servers?limit=many"),
+    Case("unknown marker", 400, "badRequest", NOBODY, method="GET", path=f"/servers?marker={NOBODY}"),
+    Case("admin's list", 403, "forbidden", "os-services:list", method="GET", path="/os-services"),
+    Case("admin's flavor", 403, "forbidden", "os-flavor-manage:create", path="/flavors",
+         data='{"flavor": {"name": "mine", "ram": 1, "vcpus": 1, "disk": 1}}'),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(cloud: Live) -> Iterator[None]:
+    """What every project has is the same after all of this, and the oracle is content."""
+    def everything() -> tuple[Any, ...]:
+        return (sorted(row["id"] for row in cloud.rest("kilonova-admin").call(
+            "GET", "/servers?all_tenants=1").body["servers"]), cloud.rows("SELECT * FROM allocations"),
+            cloud.rows("SELECT count(*) FROM servers"), cloud.rows("SELECT count(*) FROM actions"), cloud.domains())
+    before = everything()
+    yield
+    assert everything() == before
+    cloud.judge()
+
+
+@pytest.fixture(scope="module")
+def tenant(cloud: Live) -> Rest:
+    return cloud.rest()
+
+
+@pytest.fixture(scope="module")
+def body(cloud: Live) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A good create with changes; a change to None takes the key away."""
+    good = {"name": "bad-input", "imageRef": cloud.image(), "flavorRef": cloud.flavor(), "networks": "none"}
+    return lambda change: {key: value for key, value in {**good, **change}.items() if value is not None}
+
+
+@pytest.fixture
+def stranger(cloud: Live) -> Iterator[Rest]:
+    """A user of another project."""
+    identity = cloud.seed.admin.identity
+    name, password = f"stranger-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    project = identity.create_project(name=name, domain_id="default")
+    user = identity.create_user(name=name, domain_id="default", password=password)
+    identity.assign_project_role_to_user(project, user, identity.find_role("member"))
+    yield Rest(cloud.cloud.api_url, cloud.seed.demo.connect_as(
+        username=name, password=password, project_id=project.id).session.get_token())
+    identity.delete_user(user)
+    identity.delete_project(project)
+
+
+def check(reply: Reply, status: int, kind: str, words: str) -> None:
+    assert reply.status == status, reply
+    assert reply.headers["Content-Type"].startswith("application/json")
+    assert reply.headers["X-Compute-Request-Id"].startswith("req-")
+    found = reply.fault
+    assert found[:2] == (kind, status)
+    assert words in found[2]
+    assert found[2]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case) -> None:
+    sent = None if case.change is None else {"server": body(case.change), **case.more}
+    check(tenant.call(case.method, case.path, sent, data=case.data), case.status, case.kind, case.words)
+
+
+@pytest.mark.parametrize(("method", "path", "sent"), [
+    ("GET", "", None), ("DELETE", "", None), ("PUT", "", {"server": {"name": "mine"}}),
+    ("POST", "/action", {"os-stop": None}), ("GET", "/os-instance-actions", None)])
+def test_server_of_another_project_does_not_exist(tenant: Rest, stranger: Rest, method: str, path: str,
+                                                  sent: Any) -> None:
+    server = tenant.servers()[0]["id"]
+    check(stranger.call(method, f"/servers/{server}{path}", sent), 404, "itemNotFound", server)
+    assert stranger.call("GET", "/servers").body["servers"] == []
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "gAAAAA" + "x" * 200])
+def test_without_a_good_token(cloud: Live, token: str | None) -> None:
+    for method in ("GET", "POST"):
+        check(Rest(cloud.cloud.api_url, token).call(method, "/servers"), 401, "unauthorized", "authentication")
+
+
+def test_versions_need_no_token(cloud: Live) -> None:
+    assert Rest(cloud.cloud.api_url, None).call("GET", "/").status == 200
+
+
+@pytest.mark.parametrize(("version", "status", "kind", "words"), [
+    ("2.999", 406, "computeFault", "2.999"), ("3.1", 406, "computeFault", "3.1"),
+    ("abc", 400, "badRequest", "abc"), ("2", 400, "badRequest", "format"), ("2.1.1", 400, "badRequest", "2.1.1")])
+def test_unknown_microversion(tenant: Rest, version: str, status: int, kind: str, words: str) -> None:
+    for method in ("GET", "POST"):
+        check(tenant.call(method, "/servers", version=version), status, kind, words)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that lie, refer to other files, or are broken: refused with a reason, and nothing of them stays on the host."""
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.live import Live, Rest
+
+SECRET = "/etc/hostname"
+GIBIBYTE = 1 << 30
+VMDK = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\n\nRW 2048 FLAT "{SECRET}" 0\n'
+#: Where a qcow2 header says where its table of clusters is.
+L1_TABLE = slice(40, 48)
+
+
+def qcow2(path: Path, size: int, *options: str) -> bytes:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), str(size)], check=True,
+                   stdin=subprocess.DEVNULL)
+    return path.read_bytes()
+
+
+def with_backing_file(folder: Path) -> bytes:
+    return qcow2(folder / "disk", 1 << 20, "-u", "-b", SECRET, "-F", "raw")
+
+
+def with_data_file(folder: Path) -> bytes:
+    return qcow2(folder / "disk", 1 << 20, "-o", f"data_file={folder}/data,data_file_raw=on")
+
+
+def descriptor(folder: Path) -> bytes:
+    return VMDK.encode().ljust(64 << 10, b"\0")
+
+
+def larger_than_the_flavor(folder: Path) -> bytes:
+    return qcow2(folder / "disk", 5 * GIBIBYTE)
+
+
+def header_only(folder: Path) -> bytes:
+    return qcow2(folder / "disk", 1 << 20)[:64]
+
+
+def misplaced_table(folder: Path) -> bytes:
+    image = bytearray(qcow2(folder / "disk", 1 << 20))
+    image[L1_TABLE] = (3).to_bytes(8, "big")
+    return bytes(image)
+
+
+def noise(folder: Path) -> bytes:
+    return bytes(number * 7919 % 251 for number in range(100_000))
+
+
+#: maker, declared format, words of the reason
+IMAGES: list[tuple[Callable[[Path], bytes], str, str]] = [
+    (with_backing_file, "qcow2", "not safe"),
+    (with_backing_file, "raw", "declared as raw but its content is qcow2"),
+    (with_data_file, "qcow2", "not safe"),
+    (descriptor, "raw", "declared as raw but its content is vmdk"),
+    (descriptor, "qcow2", "declared as qcow2 but its content is"),
+    (descriptor, "vmdk", "format 'vmdk' are not supported"),
+    (larger_than_the_flavor, "qcow2", "disk"),
+    (header_only, "qcow2", "declared as qcow2 but its content is"),
+    (noise, "qcow2", "declared as qcow2 but its content is"),
+]
+
+
+@pytest.fixture
+def upload(cloud: Live) -> Iterator[Callable[[bytes, str], str]]:
+    """``upload(content, disk_format)`` gives the image to the image service and returns its id."""
+    made: list[str] = []
+    images = cloud.seed.demo.image
+
+    def put(content: bytes, disk_format: str) -> str:
+        made.append(images.create_image("hostile", data=content, disk_format=disk_format, container_format="bare").id)
+        return made[-1]
+    yield put
+    for image in made:
+        images.delete_image(image)
+
+
+@pytest.mark.parametrize(("make", "declared", "reason"), IMAGES, ids=[f"{m.__name__}-as-{d}" for m, d, _ in IMAGES])
+def test_refused_with_a_reason_and_nothing_stays(cloud: Live, demo: Rest, upload: Callable[[bytes, str], str],
+                                                 tmp_path: Path, make: Callable[[Path], bytes], declared: str,
+                                                 reason: str) -> None:
+    cached = images_on_the_host(cloud)
+    image = upload(make(tmp_path), declared)
+    reply = demo.call("POST", "/servers", {"server": {
+        "name": "hostile", "imageRef": image, "flavorRef": cloud.flavor(), "networks": "none"}})
+    if reply.status == 400:
+        kind, code, message = reply.fault
+        assert (kind, code) == ("badRequest", 400)
+    else:
+        assert reply.status == 202, reply
+        server = demo.await_status(reply.body["server"]["id"], "ERROR")
+        message = server["fault"]["message"]
+        assert cloud.remains(server["id"]) == []
+    assert reason in message
+    assert SECRET not in message
+    assert str(cloud.home) not in message               # a tenant is not told of the host's files
+    assert images_on_the_host(cloud) == cached
+
+
+def test_broken_image_that_only_the_hypervisor_finds_out(cloud: Live, demo: Rest, tmp_path: Path,
+                                                         upload: Callable[[bytes, str], str]) -> None:
+    """It refers to nothing and is what it says, so it was fetched; the guest that could not start leaves nothing."""
+    server = demo.create(image=upload(misplaced_table(tmp_path), "qcow2"), flavor=cloud.flavor())
+    fault = demo.await_status(server, "ERROR")["fault"]["message"]
+    assert "could not start the guest" in fault or "No valid host" in fault
+    assert str(cloud.home) not in fault
+    assert cloud.remains(server) == []
+
+
+def images_on_the_host(cloud: Live) -> set[str]:
+    return {path.name for path in (cloud.home / "state" / "images").iterdir()}
