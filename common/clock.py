@@ -8,7 +8,7 @@ replaces.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 SECOND = 1_000_000
 
@@ -40,4 +40,4 @@ def parse(text: str) -> int:
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * SECOND)
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)     # exact, as a float is not

@@ -2,8 +2,8 @@
 """The process kilonova-api: gunicorn with threads, and the real services behind the application.
 
 gunicorn's master reads the configuration. Several workers share the code that it imports for them; for a single one
-that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork. On TERM a worker finishes what it has in hand
-and ends at once, whatever threads the libraries still have.
+that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork. On
+TERM a worker finishes what it has in hand and ends at once, whatever threads the libraries still have.
 """
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]
 
 def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Lock actions, whose servers are locked already; ``locked_at`` is the time, for what is written of them."""
-    query = sa.select(actions, now().label("locked_at")).where(actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
+    query = sa.select(actions, now().label("locked_at")).where(
+        actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
     return {row.id: row for row in tx.execute(for_update(query))}
 
 

@@ -25,7 +25,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
 
-__all__ = ["Connection", "Row", "Store", "for_update", "insert_ignore", "insert_many", "moment", "now", "update_grouped"]
+__all__ = ["Connection", "Row", "Store", "for_update", "insert_ignore", "insert_many", "moment", "now",
+           "update_grouped"]
 T = TypeVar("T")
 ATTEMPTS = 8
 #: Deadlock, lock wait time-out, serialization failure, record changed: the whole transaction runs again.

@@ -38,7 +38,8 @@ def test_token_catalogue_and_flavors(cloud: Live) -> None:
 
 def test_images(cloud: Live, file_of_bytes: Path, name: str) -> None:
     made, listed, shown = cloud.openstack(
-        f"image create --disk-format raw --container-format bare --file {file_of_bytes} --property os_type=none {name}" + JSON,
+        f"image create --disk-format raw --container-format bare --file {file_of_bytes} "
+        f"--property os_type=none {name}" + JSON,
         f"image list --name {name}" + JSON, f"image show {name}" + JSON)
     assert (made["name"], shown["status"], shown["size"]) == (name, "active", 1 << 20)
     assert [image["ID"] for image in listed] == [made["id"]]

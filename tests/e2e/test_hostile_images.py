@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that lie, refer to other files, or are broken: refused with a reason, and nothing of them stays on the host."""
+"""Images that lie, refer to other files, or are broken: refused with a reason; nothing of them stays on the host."""
 from __future__ import annotations
 
 import subprocess

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
-LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LINE = 400, 50, 120
+LONGEST_FILE, LONGEST_FUNCTION = 400, 50      # lines; ruff holds the width of a line
 
 #: imported package -> where it may be imported
 PLACES = {
@@ -106,7 +106,6 @@ def test_file_says_its_licence_and_what_it_is(path: Path) -> None:
 @EVERY
 def test_nothing_is_too_long(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE] == []
     long = {node.name: node.end_lineno - node.lineno + 1 for node in ast.walk(parsed(path))
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None
             and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION}
