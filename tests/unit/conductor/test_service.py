@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conductor's edges without sockets: its post, and what becomes of a sync when it stops."""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.clock import Clock
+from common.models import Access, Command, RequestSpec, Selection, Sync
+from common.rpc import scheduler
+from common.store.engine import Store
+from common.wire import to_wire
+from conductor.saga import Engine
+from conductor.service import Conductor, Messages
+
+ACCESS = Access("http://image", "SECRET")
+SPEC = RequestSpec("s", "p", {"VCPU": 1})
+
+
+class Wire:
+    """A transport in memory: keeps casts, answers calls from a list."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.casts, self.calls = list(answers), [], []  # type: Any, list[Any], list[Any]
+
+    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        self.casts.append((method, server, arguments))
+        return True
+
+    def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
+        self.calls.append((topic, method, timeout))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Tokens:
+    """An identity service in memory."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.problem, self.minted = problem, 0
+
+    def image_access(self) -> Access:
+        self.minted += 1
+        if self.problem is not None:
+            raise self.problem
+        return ACCESS
+
+
+def post(wire: Wire, tokens: Tokens | None = None) -> Messages:
+    return Messages(wire, tokens or Tokens())  # type: ignore[arg-type]  # the same interfaces
+
+
+def command(image: Any = None, verb: str = "ensure_guest") -> Command:
+    return Command("a", "build", 1, "s", 1, 1, verb, {"guest": {"image": image}} if verb == "ensure_guest" else {})
+
+
+def test_a_scheduler_is_asked_three_times_before_the_answer_is_that_none_came() -> None:
+    wire = Wire(*[errors.NoAnswer("silence")] * 3)
+    with pytest.raises(errors.NoAnswer):
+        post(wire).select([SPEC], False)
+    assert wire.calls == [(scheduler.TOPIC, "select", scheduler.TIMEOUT)] * scheduler.TRIES
+
+
+def test_the_first_answer_of_a_scheduler_counts() -> None:
+    selection = Selection("s", ["h1"])
+    wire = Wire(errors.NoAnswer("silence"), [to_wire(selection)])
+    assert post(wire).select([SPEC], True) == [selection]
+
+
+def test_only_commands_that_fetch_an_image_bring_a_token() -> None:
+    wire, tokens = Wire(), Tokens()
+    messages = post(wire, tokens)
+    messages.do("h1", [command(None), command(verb="ensure_stopped")])
+    assert (tokens.minted, wire.casts[0][2]["access"]) == (0, None)
+    messages.do("h1", [command({"id": "i"}), command(None)])
+    assert (tokens.minted, wire.casts[1][2]["access"]) == (1, to_wire(ACCESS))
+    assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
+
+
+def test_without_a_token_a_command_that_needs_one_waits_for_the_hosts_next_sync() -> None:
+    wire = Wire()
+    post(wire, Tokens(errors.Unavailable("no identity"))).do("h1", [command({"id": "i"})])
+    assert wire.casts == []
+
+
+@pytest.fixture
+def conductor() -> Conductor:
+    return Conductor(Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"), post(Wire()))  # type: ignore[arg-type]
+
+
+def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conductor: Conductor) -> None:
+    caught: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            conductor.sync(Sync("h1", 1))
+        except errors.Unavailable as problem:
+            caught.append(problem)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(0.2)
+    assert asking.is_alive(), "it did not wait for an answer"
+    conductor.close()
+    asking.join(5)
+    assert not asking.is_alive()
+    assert "stopping" in str(caught[0])
+
+
+def test_a_conductor_that_has_stopped_takes_no_sync(conductor: Conductor) -> None:
+    conductor.close()
+    with pytest.raises(errors.Unavailable, match="ask again"):
+        conductor.sync(Sync("h1", 1))
