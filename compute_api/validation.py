@@ -170,14 +170,15 @@ class Schema:
         if problem is None:
             return "The request does not fit its schema."
         path = list(problem.absolute_path)
+        name = next((step for step in reversed(path) if isinstance(step, str)), "")     # not its place in a list
         if _SECRET.intersection(path):
-            return f"Invalid input for field/attribute {path[-1]}. The value is not repeated here."
+            return f"Invalid input for field/attribute {name}. The value is not repeated here."
         message = problem.message
         if problem.validator == "format":
             message = f"{_short(problem.instance)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
-        if not path:
+        if not name:
             return _short(message, quote=False)
-        return (f"Invalid input for field/attribute {path[-1]}. Value: {_short(problem.instance, quote=False)}. "
+        return (f"Invalid input for field/attribute {name}. Value: {_short(problem.instance, quote=False)}. "
                 f"{_short(message, quote=False)}")
 
 

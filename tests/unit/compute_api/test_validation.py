@@ -52,6 +52,13 @@ def test_a_refused_secret_is_not_repeated() -> None:
     assert "hunter2" not in refused.value.text
 
 
+def test_a_refused_item_of_a_list_is_named_by_its_key() -> None:
+    query = Versioned(record({"limit": {"type": "array", "items": {"type": "string", "pattern": "^[0-9]+$"}}}))
+    with pytest.raises(errors.BadRequest) as refused:
+        query.at(1).check({"limit": ["many"]})
+    assert refused.value.text.startswith("Invalid input for field/attribute limit. Value: many. ")
+
+
 def test_a_long_value_is_cut() -> None:
     with pytest.raises(errors.BadRequest) as refused:
         BODY.at(1).check({"thing": {"name": "x" * 100_000}})
