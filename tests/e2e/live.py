@@ -219,10 +219,10 @@ class Live:
             database.close()
 
     def at_work(self, servers: list[str]) -> bool:
-        """Has a host been told to do something for one of the servers, and has not answered yet?"""
-        marks = ", ".join("?" * len(servers))
-        return bool(self.rows(f"SELECT 1 FROM actions WHERE server_id IN ({marks}) AND state = 'waiting' "
-                              "AND host IS NOT NULL", *servers))
+        """Has a host been told to do something for one of the servers, or to remove it, and has not answered yet?"""
+        one_of = f"server_id IN ({', '.join('?' * len(servers))})"
+        return bool(self.rows(f"SELECT 1 FROM actions WHERE {one_of} AND state = 'waiting' AND host IS NOT NULL "
+                              f"UNION SELECT 1 FROM guests WHERE {one_of} AND wanted = 'absent'", *servers, *servers))
 
     # --- what is left ---
     def remains(self, server: str) -> list[str]:
