@@ -26,6 +26,7 @@ HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-sy
 BROKER = ("rabbitmq-server",)
 DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)
+KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
 
 
 def image_packages() -> tuple[str, ...]:
@@ -35,6 +36,33 @@ def image_packages() -> tuple[str, ...]:
     if found is None:
         raise Failure("deploy/images/tiny/build does not name its packages.", "Restore the file from the repository.")
     return tuple(found[1].split())
+
+
+def unpack_kernel(log: Path) -> None:
+    """Unpack the guests' kernel beside the image's build. It is never installed: this machine would boot it.
+
+    Raises:
+        Failure: it cannot be downloaded.
+    """
+    if any(KERNEL_FOLDER.glob("boot/vmlinuz-*")):
+        return
+    advice = "Check the network, the proxy and /etc/apt/sources.list, then run this again."
+    found = re.search(r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice, log=log))
+    if found is None:
+        run(["apt-get", "update", "-q"], advice, log=log)
+        found = re.search(r"Depends: (linux-image-\S+-cloud-amd64)", run(["apt-cache", "depends", KERNEL], advice))
+    if found is None:
+        raise Failure(f"apt knows no package {KERNEL}.", "Take Debian 12 for amd64.")
+    say(f"        unpacking {found[1]} for the guests")
+    part = KERNEL_FOLDER.with_name("kernel.new")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    run(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", found[1]], advice, log=log, cwd=part)
+    archive = next(part.glob("*.deb"))
+    run(["dpkg-deb", "-x", archive, part], "Make room on the disk.", log=log)
+    archive.unlink()
+    run(["depmod", "-b", part, next(part.glob("lib/modules/*")).name], "Install the Debian package kmod.", log=log)
+    part.rename(KERNEL_FOLDER)
 
 
 def for_up() -> tuple[str, ...]:
@@ -63,6 +91,7 @@ def install(names: Sequence[str], log: Path) -> str:
     """
     wanted = missing(names)
     if not wanted:
+        unpack_kernel(log)
         return "all are there"
     if os.geteuid() != 0:
         raise Failure(f"These Debian packages are missing: {' '.join(wanted)}", "Install them, or run this as root.")
@@ -74,6 +103,7 @@ def install(names: Sequence[str], log: Path) -> str:
         run(["apt-get", "update", "-q"], advice, log=log, env=environment)
         run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], advice, log=log, env=environment)
     _disable(_enabled_units() - before, log)
+    unpack_kernel(log)
     return f"{len(wanted)} installed"
 
 

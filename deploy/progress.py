@@ -61,16 +61,18 @@ def main(work: Callable[[], int]) -> int:
 
 
 def run(command: Sequence[str | Path], todo: str, *, log: Path | None = None, env: Mapping[str, str] | None = None,
-        timeout: float = 1800) -> str:
+        cwd: Path | None = None, timeout: float = 1800) -> str:
     """Run a program without input and return its output.
 
     Raises:
         Failure: it is missing, ended with an error or took longer than ``timeout`` seconds; with the last
             lines of what it said, and the given advice.
     """
+    path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"      # which a root made by su may lack
     try:
         done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=timeout, env={**os.environ, **(env or {})}, check=False)
+                              stderr=subprocess.STDOUT, timeout=timeout, cwd=cwd, check=False,
+                              env={**os.environ, "PATH": path, **(env or {})})
     except FileNotFoundError as problem:
         raise Failure(f"There is no program {command[0]}.", todo) from problem
     except subprocess.TimeoutExpired as problem:
