@@ -21,6 +21,11 @@ from common.store import actions, quotas, server_groups, servers
 from common.store.engine import Store
 
 
+def another_request() -> errors.Conflict:
+    """The 409 for an Idempotency-Key that came with another body before."""
+    return errors.Conflict("This Idempotency-Key was used before with another request; use a new key.")
+
+
 @dataclass(frozen=True)
 class Creation:
     """One POST: from ``least`` to ``most`` servers alike.
@@ -214,7 +219,7 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
     if creation.key in book.known:
         digest, server_id, reservation_id = book.known[creation.key]
         if digest != creation.digest:
-            return errors.Conflict("This Idempotency-Key was used before with another request; use a new key.")
+            return another_request()
         return Created(server_id, reservation_id, again=True)
     try:
         count = book.fitting(creation)

@@ -23,9 +23,9 @@ import orjson
 
 from common import errors, ids, models, states
 from common.clients.image import Image
-from common.store import flavors, hosts, keypairs, server_groups
+from common.store import flavors, hosts, keypairs, server_groups, servers
 from common.wire import to_wire
-from compute_api.creating import Created, Creation
+from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
 from compute_api.resources import server_parts as parts
 from compute_api.resources.servers import zones
@@ -57,28 +57,43 @@ def create(request: Request) -> Answer:
     body = request.body["server"]
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    order = _understood(request, body)
+    created = _known(request, key, digest) or _commit(request, _understood(request, body), key, digest)
+    if not created.again:
+        request.services.bell.ring()
+    return _answer(request, body, created, key)
+
+
+def _known(request: Request, key: str | None, digest: str) -> Created | None:
+    """What came of the same request before; asked first, since what it names may be gone by now."""
+    if key is None:
+        return None
+    row = request.read(servers.idempotent, request.context.project_id, [key]).get(key)
+    if row is None:
+        return None
+    if row.digest != digest:
+        raise another_request()
+    return Created(row.server_id, row.reservation_id, again=True)
+
+
+def _commit(request: Request, order: Order, key: str | None, digest: str) -> Created:
     reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
     def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         return _rows(request, order, reservation_id, count)
-    created = request.services.creator.create(Creation(
+    return request.services.creator.create(Creation(
         project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
         memory_mb=order.flavor.memory_mb, least=order.least, most=order.most, reservation_id=reservation_id, rows=rows,
         key=key, digest=digest, group=order.group))
-    if not created.again:
-        request.services.bell.ring()
-    return _answer(request, body, order, created, key)
 
 
-def _answer(request: Request, body: dict[str, Any], order: Order, created: Created, key: str | None) -> Answer:
+def _answer(request: Request, body: dict[str, Any], created: Created, key: str | None) -> Answer:
     if truth(body.get("return_reservation_id", False)):
         return Answer({"reservation_id": created.reservation_id})
     links = request.links.of("servers", created.server_id)
     password = body.get("adminPass") or _password(created.server_id, key)
     return Answer({"server": {
-        "id": created.server_id, "links": links, "OS-DCF:diskConfig": order.columns["disk_config"],
-        "security_groups": order.columns["security_groups"], "adminPass": password}},
+        "id": created.server_id, "links": links, "OS-DCF:diskConfig": parts.disk_config(body),
+        "security_groups": parts.security_groups(body), "adminPass": password}},
         headers={"Location": links[0]["href"]})
 
 
@@ -107,7 +122,6 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         request.require(_API + "servers:create:zero_disk_flavor")
     config_drive = truth(body.get("config_drive", False)) or bool(files) \
         or image.ref.properties.get("img_config_drive") == "mandatory"
-    named = dict.fromkeys(group["name"] for group in body.get("security_groups", ()) if "name" in group)
     columns = {
         "description": body.get("description"),
         "image_id": image.ref.id, "image": to_wire(image.ref), "flavor": to_wire(flavor), "flavor_id": flavor.id,
@@ -115,9 +129,9 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "key_name": key.name if key else None, "key_data": key.public_key if key else None,
         "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
-        "security_groups": [{"name": name} for name in named or ("default",)], "trusted_image_certificates": None,
+        "security_groups": parts.security_groups(body), "trusted_image_certificates": None,
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
-        "disk_config": body.get("OS-DCF:diskConfig", "MANUAL"), "root_device_name": "/dev/vda",
+        "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
         "availability_zone": None, "pinned_availability_zone": zone}
     args: dict[str, Any] = {"zone": zone, "host": host}
     if files:

@@ -63,6 +63,17 @@ def boot_image(body: Mapping[str, Any]) -> str:
     return image_id
 
 
+def disk_config(body: Mapping[str, Any]) -> str:
+    """AUTO or MANUAL."""
+    return str(body.get("OS-DCF:diskConfig", "MANUAL"))
+
+
+def security_groups(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The names asked for, each once; without any the default one."""
+    names = dict.fromkeys(group["name"] for group in body.get("security_groups", ()) if "name" in group)
+    return [{"name": name} for name in names or ("default",)]
+
+
 def flavor_id(reference: str | int) -> str:
     """The id in a flavorRef, which may be a link."""
     return str(reference).rstrip("/").rpartition("/")[2]
