@@ -69,7 +69,7 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
 def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Written:
     """Write results, paid debts and news of domains."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
-    mine = {result.key.split("/")[0]: result for _, result in results if not result.key.startswith("debt/")}
+    mine = {result.key: result for _, result in results if not result.key.startswith("debt/")}
     paid = [(result.server, host, result.fence) for host, result in results
             if result.key.startswith("debt/") and result.status == "done"]
     news = _differing(tx, syncs)
@@ -77,8 +77,10 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
     if not touched:
         return runner.Written({})
     servers = actions.lock_servers(tx, touched)
-    heads = actions.lock(tx, set(mine) | {row.action for row in servers.values() if row.action and paid})
-    runs = [_finish_step(tx, engine, servers, heads[key], result) for key, result in mine.items() if key in heads]
+    named = {key: key.split("/")[0] for key in mine}
+    heads = actions.lock(tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)})
+    runs = [_finish_step(tx, engine, servers, heads[named[key]], result) for key, result in mine.items()
+            if named[key] in heads]
     if paid:
         runs += _go_on(tx, engine, servers, heads, guests.pay(tx, paid))
     _write_news(tx, servers, news)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports that piled up and are taken in together: each counts for what it is."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from common import states
+from common.models import Result, Sync
+from common.store.engine import Store
+from conductor import reports, runner
+from tests.workflows.simulator import Cloud, Time
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    time = Time()
+    cloud = Cloud(Store("sqlite://", time=time), time)
+    for host in cloud.hosts.values():
+        cloud.sync(host)
+    return cloud
+
+
+def being_built(cloud: Cloud) -> tuple[str, Sync, Result]:
+    """A server, the sync with which its host will report that it is built, and that result."""
+    server = cloud.create()[0]
+    runner.advance(cloud.engine)
+    host = cloud.hosts[cloud.show(server).host]
+    host.work()
+    said = host.agent.request(False, None, None)
+    return server, said, said.results[0]
+
+
+def test_a_report_that_came_twice_counts_once(cloud: Cloud) -> None:
+    server, said, result = being_built(cloud)
+    answers = reports.handle(cloud.engine, [said, said])
+    assert [answer.acknowledged for answer in answers if not isinstance(answer, Exception)] == [[result.key]] * 2
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert cloud.findings() == []
+
+
+@pytest.mark.parametrize("late_first", [True, False])
+def test_a_late_result_of_another_attempt_does_not_hide_the_one_waited_for(cloud: Cloud, late_first: bool) -> None:
+    server, said, result = being_built(cloud)
+    action, step, _ = result.key.split("/")
+    late = dataclasses.replace(result, key=f"{action}/{step}/0", status="failed", error="It broke.")
+    other = next(host for host in cloud.hosts.values() if host.name != said.host)
+    old = Sync(other.name, other.agent.session, results=[late])
+    reports.handle(cloud.engine, [old, said] if late_first else [said, old])
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert cloud.findings() == []
+
+
+def test_reports_of_a_session_that_is_over_are_not_believed(cloud: Cloud) -> None:
+    server, said, _ = being_built(cloud)
+    answer = reports.handle(cloud.engine, [dataclasses.replace(said, session=said.session + 1)])[0]
+    assert not isinstance(answer, Exception)
+    assert (answer.session, answer.acknowledged) == (0, [])
+    assert cloud.show(server).task_state == states.SPAWNING
+
+
+def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) -> None:
+    rung: list[str] = []
+    cloud.engine.ring = lambda: rung.append("ring")
+    cloud.create()
+    runner.advance(cloud.engine)
+    assert rung == []
+    cloud.engine.post.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
+    cloud.create()
+    runner.advance(cloud.engine)
+    assert rung == ["ring"]
