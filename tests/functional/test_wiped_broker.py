@@ -24,6 +24,8 @@ def servers_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield servers
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_everything_reaches_its_state_although_the_broker_was_wiped(
         servers_of_our_own: Servers, new_cloud: Callable[..., Cloud]) -> None:
     cloud = new_cloud(broker=servers_of_our_own.start("rabbitmq"))
