@@ -42,7 +42,7 @@ def handle(req: falcon.Request, resp: falcon.Response, problem: BaseException, p
     else:
         status, message = 500, errors.Problem().text
     if status >= 500 and status != 501:
-        log.error("%s %s failed [%s]", req.method, req.path, getattr(req.context, "request_id", "-"),
+        log.error("%s %r failed [%s]", req.method, req.path, getattr(req.context, "request_id", "-"),
                   exc_info=(type(problem), problem, problem.__traceback__))
     if status in _WAIT:
         headers["Retry-After"] = _WAIT[status]
