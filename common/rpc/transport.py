@@ -37,8 +37,9 @@ class Transport:
         if getattr(socket.socket, "__module__", "socket") not in ("socket", "_socket"):
             raise RuntimeError("sockets are monkey-patched; run Kilonova without eventlet and gevent")
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
-        self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
+        oslo_messaging.get_rpc_transport(conf, url=url)     # connects nothing: makes known the options that are tuned
         _tune(conf)
+        self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
         self._servers: list[Any] = []
         self._lock, self._can_hear = threading.Lock(), threading.Event()
@@ -136,7 +137,9 @@ def _rebuilt(name: str, text: str) -> errors.Problem:
 
 def _tune(conf: cfg.ConfigOpts) -> None:
     """Defaults that fit rows that remember; an operator's file still wins. The two of the heartbeat together make
-    idle connections look up once a second (threshold / rate / 2), so that a process stops promptly."""
+    idle connections look up once a second (threshold / rate / 2), so that a process stops promptly; so does that an
+    answer is not offered for a minute to a caller who is gone."""
     for name, value in (("rabbit_retry_interval", 1), ("rabbit_retry_backoff", 1), ("rabbit_interval_max", 5),
-                        ("kombu_reconnect_delay", 0.5), ("heartbeat_timeout_threshold", 30), ("heartbeat_rate", 15)):
+                        ("kombu_reconnect_delay", 0.5), ("heartbeat_timeout_threshold", 30), ("heartbeat_rate", 15),
+                        ("kombu_missing_consumer_retry_timeout", 3)):
         conf.set_default(name, value, group="oslo_messaging_rabbit")
