@@ -40,15 +40,16 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
 
     ``open_up`` returns what closes everything that it opened.
     """
-    stop = threading.Event()
+    stop, opened = threading.Event(), threading.Event()
 
     def asked(number: int, frame: Any) -> None:
-        if stop.is_set():
-            os._exit(1)
+        if stop.is_set() or not opened.is_set():       # what still waits for a neighbour has nothing to finish
+            os._exit(1 if stop.is_set() else 0)
         stop.set()
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, asked)
     close = open_up(conf)
+    opened.set()
     notify("READY=1")
     logger.info("ready")
     stop.wait()

@@ -46,7 +46,7 @@ class Agent:
         self._work: dict[str, Work] = {}
         self._results: dict[str, Result] = {}
         self._changed: dict[str, DomainState] = {}
-        self._acknowledged_at = -LEASE
+        self._asked_at = self._acknowledged_at = -LEASE
         self._reported_at: float | None = None
 
     # --- commands ---
@@ -124,6 +124,7 @@ class Agent:
     def request(self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None) -> Sync:
         """What to say now. With ``inventory`` it is a hello."""
         session = 0 if inventory is not None else self.session
+        self._asked_at = self._clock.monotonic()
         if domains is not None:
             self._reported_at = self._clock.monotonic()
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
@@ -131,9 +132,11 @@ class Agent:
                     inventory)
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
-        """Domains that no command is changing just now, each with the highest fence accepted for it: a state seen
-        after a command that failed is true under that command's fence, although the domain never got to carry it."""
+        """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence
+        accepted for it: a state seen after a command that failed is true under that command's fence, although the
+        domain never got to carry it. What happened before a result was taken in is told after it."""
         busy = {work.command.server for work in self._work.values()}
+        busy |= {result.server for result in self._results.values()}
         return [DomainState(state.server, state.power_state, max(state.fence, self._fences.get(state.server, 0)))
                 for state in domains if state.server not in busy]
 
@@ -142,7 +145,7 @@ class Agent:
         if answer.session == 0:
             self.session = 0
             return
-        self._acknowledged_at = self._clock.monotonic()
+        self._acknowledged_at = self._asked_at      # the conductor spoke some time after that
         self.session = answer.session
         for key in answer.acknowledged:
             self._results.pop(key, None)

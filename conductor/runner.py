@@ -32,7 +32,7 @@ class Written(NamedTuple):
     is_due: bool = False
 
 
-RETRY_IN = SECOND
+NEIGHBOUR_AT_MOST, FAILING_AT_MOST = 4, 60      #: seconds between two tries
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
@@ -60,7 +60,7 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs))
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
-        _postpone(engine, rows)
+        _postpone(engine, rows, NEIGHBOUR_AT_MOST)
         return
     except Exception:
         if len(rows) > 1:
@@ -68,16 +68,16 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
                 _burst(engine, workflow, index, [row])
             return
         log.exception("action %s cannot be advanced at step %s; it is tried again", rows[0].id, step.name)
-        _postpone(engine, rows)
+        _postpone(engine, rows, FAILING_AT_MOST)
         return
     engine.fault_point(workflow.name, step.name, "committed")
     send(engine, written)
 
 
-def _postpone(engine: Engine, rows: Sequence[Row[Any]]) -> None:
-    """Look again in a second; a failure that repeats is looked at less and less often, up to a minute."""
+def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
+    """Look again in a second; a failure that repeats is looked at less and less often, up to ``at_most`` seconds."""
     def work(tx: Connection) -> None:
-        changes = {row.id: {"due_at": now() + min(60, 2 ** min(row.sends, 6)) * RETRY_IN, "sends": row.sends + 1,
+        changes = {row.id: {"due_at": now() + min(at_most, 2 ** min(row.sends, 6)) * SECOND, "sends": row.sends + 1,
                             "owner": None, "lease_until": None}
                    for row in actions.lock(tx, (row.id for row in rows)).values()
                    if row.owner == engine.owner and row.state == "due"}

@@ -44,14 +44,8 @@ class Messages:
         self._identity = identity
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Ask a scheduler, three times two seconds."""
-        for left in reversed(range(scheduler_rpc.TRIES)):
-            try:
-                return self._scheduler.select(specs, fresh)
-            except errors.NoAnswer:
-                if not left:
-                    raise
-        raise AssertionError
+        """Ask a scheduler once: what waits behind this must not wait for its repetition, which the runner makes."""
+        return self._scheduler.select(specs, fresh)
 
     def do(self, host: str, commands: list[Command]) -> None:
         """Cast; without a token nothing is sent, and the host's next sync asks for it again."""

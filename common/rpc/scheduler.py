@@ -9,7 +9,7 @@ from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
 TOPIC = "kilonova-scheduler"
-TIMEOUT, TRIES = 2.0, 3
+TIMEOUT = 2.0
 
 
 class Scheduler(Protocol):

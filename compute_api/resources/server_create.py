@@ -118,6 +118,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     flavor, key, group = _named(request, body, hints, zone, host)
     image = request.services.images.show(image_id, request.context.token)
     parts.check_image(image, flavor)
+    parts.check_signature(body, image)
     if flavor.root_gb == 0:
         request.require(_API + "servers:create:zero_disk_flavor")
     config_drive = truth(body.get("config_drive", False)) or bool(files) \
@@ -129,7 +130,8 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "key_name": key.name if key else None, "key_data": key.public_key if key else None,
         "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
-        "security_groups": parts.security_groups(body), "trusted_image_certificates": None,
+        "security_groups": parts.security_groups(body), 
+        "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
         "availability_zone": None, "pinned_availability_zone": zone}

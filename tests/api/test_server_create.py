@@ -70,6 +70,17 @@ def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
         "d", ["a", "b"], "web.example.org", user_data, "AUTO")
 
 
+def test_certificates_are_kept_but_a_signed_image_is_not_booted_unvalidated(cloud: Cloud) -> None:
+    certificates = {"networks": "none", "trusted_image_certificates": ["a", "b"]}
+    server = post(cloud, "2.63", **certificates).json["server"]["id"]
+    shown = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
+    assert shown["trusted_image_certificates"] == ["a", "b"]
+    cloud.images.images[IMAGE].ref.properties["img_signature"] = "c2lnbmVk"
+    refused = post(cloud, "2.63", **certificates)
+    assert refused.status_code == 400
+    assert refused.json["badRequest"]["message"].startswith("trusted_image_certificates: this cloud does not validate")
+
+
 def test_personality_travels_on_the_config_drive(cloud: Cloud) -> None:
     contents = base64.b64encode(b"motd").decode()
     assert post(cloud, personality=[{"path": "/etc/motd", "contents": contents}]).status_code == 202

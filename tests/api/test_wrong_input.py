@@ -51,8 +51,6 @@ CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
         {"source_type": "image", "destination_type": "local", "uuid": UNKNOWN, "boot_index": 0}]}, 400,
      "Block Device Mapping is Invalid: Boot sequence for the instance and image/block device mapping combination is "
      "not valid."),
-    ("certificates", "2.63", {"networks": "none", "trusted_image_certificates": ["a"]}, 400,
-     "trusted_image_certificates: this cloud does not validate image signatures."),
     ("least above most", "2.1", {"min_count": 3, "max_count": 2}, 400, "min_count must be <= max_count"),
     ("too many at once", "2.1", {"min_count": 1, "max_count": "99999"}, 400,
      "max_count must be at most 1000: make the servers in several requests"),

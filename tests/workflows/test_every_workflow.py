@@ -384,3 +384,31 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
     for _ in range(65):
         cloud.round()
     trial.is_right(states.STOPPED, 1)
+
+
+def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "start")
+    trial.begin()
+    while runner.advance(cloud.engine):
+        pass
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.work()
+    host.driver.power_off(trial.server)
+    host.agent.changed(host.driver.domains())
+    for _ in range(2):
+        assert host.agent.has_news()
+        cloud.sync(host, ask=False)
+    trial.is_right(states.STOPPED, 1)
+
+
+def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "create")
+    cloud.lose = lambda kind: kind == "select"
+    trial.begin()
+    for _ in range(100):
+        cloud.round()
+    assert cloud.show(trial.server).vm_state == states.BUILDING
+    cloud.lose = lambda kind: False
+    for _ in range(6):
+        cloud.round()
+    trial.is_right(states.ACTIVE, 1)

@@ -203,7 +203,8 @@ def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(ri
     rig.exchange(SyncAnswer(0))
     assert rig.agent.needs_hello()
     said = rig.exchange(SyncAnswer(6, [done.key]), hello=True)
-    assert (said.results, said.changed) == ([done], [DomainState("s", 4, 1)])
+    assert (said.results, said.changed) == ([done], []), "news of a server are told after its result was taken in"
+    assert rig.exchange().changed == [DomainState("s", 4, 1)]
     assert not rig.agent.has_news()
 
 
