@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``.
+"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``;
+and one without guests, on two hosts in memory, for tests of many servers.
 
-It needs root, and stands on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
-KILONOVA_PORT_BASE in the environment that cloud is taken instead, and left running for a look afterwards.
+They need root, and stand on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
+KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left running for a look afterwards.
 """
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.commands import up
 from deploy.servers import free_ports
 from tests.e2e.live import Live, Rest
+
+NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 20, "server_groups": 1000, "key_pairs": 1000}
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,30 @@ def first_up() -> Iterator[First]:
 def cloud(first_up: First) -> Live:
     """A cloud with one libvirt host, a first server, and the users demo and admin."""
     return first_up.live
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> Iterator[Live]:
+    """A cloud on two hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root; run: ./deploy/test e2e")
+    live = Live(new_home(), free_ports(6), hosts=("one", "two"), driver="memory")
+    try:
+        for step in (up.prepare, up.upgrade, up.bootstrap):
+            step(live.cloud)
+        live.cloud.launch()
+        up.await_services(live.cloud)
+        for more in (live.seed.host, live.seed.flavors, live.seed.tenant):
+            more()
+        for user in (live.seed.demo, live.seed.admin):
+            live.seed.admin.compute.update_quota_set(user.session.get_project_id(), **NO_LIMIT)
+        live.seed.admin.image.create_image("empty", data=bytes(512), disk_format="raw", container_format="bare",
+                                           visibility="public")
+        yield live
+    finally:
+        live.cloud.shut_down()
+        live.cloud.purge()
+        assert live.processes() == []
 
 
 @pytest.fixture

@@ -137,14 +137,14 @@ class Rest:
 
 
 class Live:
-    """One cloud with its own home and ports. ``variables`` join the environment of its commands."""
+    """One cloud with its own home and six ports from ``base`` on; ``facts`` are further ones of ``Cloud``."""
 
-    def __init__(self, home: Path, base: int, **variables: str) -> None:
+    def __init__(self, home: Path, base: int, **facts: Any) -> None:
         self.home, self.base = home, base
-        self.cloud = Cloud(home=home, ports=Ports.from_base(base), driver=variables.get("KILONOVA_DRIVER", "libvirt"))
+        self.cloud = Cloud(home=home, ports=Ports.from_base(base), **facts)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
         self.environment = kept | {"KILONOVA_HOME": str(home), "KILONOVA_PORT_BASE": str(base),
-                                   "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"} | variables
+                                   "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
         self.seed = Seed(self.cloud)
 
     # --- commands ---
@@ -202,9 +202,9 @@ class Live:
         """Plain HTTP as "kilonova" (the user demo) or "kilonova-admin"."""
         return Rest(self.cloud.api_url, self.seed.connect(user).session.get_token())
 
-    def image(self) -> str:
-        """The id of the tiny image."""
-        return str(next(iter(self.seed.demo.image.images(name="tiny", status="active"))).id)
+    def image(self, name: str = "tiny") -> str:
+        """The id of an image."""
+        return str(next(iter(self.seed.demo.image.images(name=name, status="active"))).id)
 
     def flavor(self, name: str = "m1.nano") -> str:
         """The id of a flavor."""
