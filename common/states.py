@@ -23,6 +23,12 @@ POWERING_ON, POWERING_OFF, DELETING = "powering-on", "powering-off", "deleting"
 REBOOTING, REBOOT_PENDING, REBOOT_STARTED = "rebooting", "reboot_pending", "reboot_started"
 REBOOTING_HARD = "rebooting_hard"
 PAUSING, UNPAUSING, SUSPENDING, RESUMING = "pausing", "unpausing", "suspending", "resuming"
+RESCUING, UNRESCUING, REBUILDING = "rescuing", "unrescuing", "rebuilding"
+REBUILD_BLOCK_DEVICE_MAPPING, REBUILD_SPAWNING = "rebuild_block_device_mapping", "rebuild_spawning"
+IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT = "image_snapshot_pending", "image_snapshot"
+IMAGE_UPLOADING, IMAGE_BACKUP = "image_uploading", "image_backup"
+UPDATING_PASSWORD, SOFT_DELETING, RESTORING = "updating_password", "soft-deleting", "restoring"
+SHELVING, SHELVING_OFFLOADING, UNSHELVING = "shelving", "shelving_offloading", "unshelving"
 
 # power_state: what the hypervisor says (the API's numbers)
 NOSTATE, RUNNING, POWER_PAUSED, SHUTDOWN, CRASHED, POWER_SUSPENDED = 0, 1, 3, 4, 6, 7
@@ -39,7 +45,8 @@ class Action:
     rows of one key by the body's value. name: as os-instance-actions shows it. vm, task: the states it may
     start from (ANY: not asked). during: the task_state meanwhile (None: keeps None). after: the vm_state
     when it succeeded (None: unchanged). workflow: what the conductor runs; None with ``query`` for a
-    question that the host answers at once. supersedes: it ends a running action instead of being refused.
+    question that the host answers at once, or with ``immediate``: what the accepting transaction does by itself.
+    supersedes: it ends a running action instead of being refused.
     locked: a lock forbids it to all but admins. answer_after: the step whose outcome the API waits for.
     """
 
@@ -53,6 +60,7 @@ class Action:
     workflow: str | None = None
     when: tuple[str, str] | None = None
     query: str | None = None
+    immediate: str | None = None
     supersedes: bool = False
     locked: bool = True
     since: str = "2.1"
@@ -78,12 +86,53 @@ ACTIONS: tuple[Action, ...] = (
     Action("reboot", "reboot", _P + "servers:reboot", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED, ERROR),
            task=_REBOOTABLE, during=REBOOTING_HARD, after=ACTIVE, workflow="reboot_hard", when=("type", "HARD"),
            supersedes=True),
+    Action("pause", "pause", _P + "os-pause-server:pause", vm=(ACTIVE,), during=PAUSING, after=PAUSED,
+           workflow="pause"),
+    Action("unpause", "unpause", _P + "os-pause-server:unpause", vm=(PAUSED,), during=UNPAUSING, after=ACTIVE,
+           workflow="unpause"),
+    Action("suspend", "suspend", _P + "os-suspend-server:suspend", vm=(ACTIVE,), during=SUSPENDING, after=SUSPENDED,
+           workflow="suspend"),
+    Action("resume", "resume", _P + "os-suspend-server:resume", vm=(SUSPENDED,), during=RESUMING, after=ACTIVE,
+           workflow="resume"),
+    Action("rescue", "rescue", _P + "os-rescue", vm=(ACTIVE, STOPPED, ERROR), during=RESCUING, after=RESCUED,
+           workflow="rescue", success=200),
+    Action("unrescue", "unrescue", _P + "os-unrescue", vm=(RESCUED,), during=UNRESCUING, after=ACTIVE,
+           workflow="unrescue"),
+    Action("rebuild", "rebuild", _P + "servers:rebuild", vm=(ACTIVE, STOPPED, ERROR), during=REBUILDING, after=ACTIVE,
+           workflow="rebuild"),
+    Action("changePassword", "changePassword", _P + "os-admin-password", vm=(ACTIVE,), during=UPDATING_PASSWORD,
+           after=ACTIVE, workflow="change_password", answer_after="set"),
+    Action("trigger_crash_dump", "trigger_crash_dump", _P + "servers:trigger_crash_dump",
+           vm=(ACTIVE, PAUSED, RESCUED, RESIZED, ERROR), workflow="crash_dump", since="2.17"),
+    Action("createImage", "createImage", _P + "servers:create_image", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED),
+           during=IMAGE_SNAPSHOT_PENDING, workflow="snapshot", answer_after="record"),
+    Action("createBackup", "createBackup", _P + "os-create-backup", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED),
+           during=IMAGE_BACKUP, workflow="backup", answer_after="record"),
+    Action("lock", "lock", _P + "os-lock-server:lock", task=ANY, immediate="lock", locked=False),
+    Action("unlock", "unlock", _P + "os-lock-server:unlock", task=ANY, immediate="unlock", locked=False),
+    Action("os-resetState", "resetState", _P + "os-admin-actions:reset_state", task=ANY, immediate="reset_state",
+           locked=False),
+    Action("shelve", "shelve", _P + "os-shelve:shelve", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED), during=SHELVING,
+           after=SHELVED, workflow="shelve"),
+    Action("shelveOffload", "shelveOffload", _P + "os-shelve:shelve_offload", vm=(SHELVED,),
+           during=SHELVING_OFFLOADING, after=SHELVED_OFFLOADED, workflow="offload"),
+    Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED, SHELVED_OFFLOADED), during=UNSHELVING,
+           after=ACTIVE, workflow="unshelve"),
     Action("os-getConsoleOutput", "console-output", _P + "os-console-output", query="console_output",
            task=ANY, locked=False, success=200),
+    Action("diagnostics", "diagnostics", _P + "os-server-diagnostics", query="diagnostics", task=ANY, locked=False,
+           success=200),
+    Action("restore", "restore", _P + "os-deferred-delete:restore", vm=(SOFT_DELETED,), during=RESTORING, after=ACTIVE,
+           workflow="restore"),
+    Action("softDelete", "delete", _P + "servers:delete", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED, RESCUED, SHELVED),
+           during=SOFT_DELETING, after=SOFT_DELETED, workflow="soft_delete", success=204),
+    Action("forceDelete", "forceDelete", _P + "os-deferred-delete:force", task=ANY, during=DELETING, after=DELETED,
+           workflow="delete", supersedes=True),
     Action("delete", "delete", _P + "servers:delete", task=ANY, during=DELETING, after=DELETED,
            workflow="delete", supersedes=True, success=204),
 )
 
+#: The row that says how a workflow ends; rows that share one agree about that.
 BY_WORKFLOW = {row.workflow: row for row in ACTIONS if row.workflow}
 
 
@@ -95,14 +144,15 @@ def action(key: str, value: str | None = None) -> Action | None:
     return None
 
 
+_REBUILD = {REBUILDING: "REBUILD", REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD", REBUILD_SPAWNING: "REBUILD"}
 _STATUS: dict[str, tuple[str, dict[str, str]]] = {
     BUILDING: ("BUILD", {}),
     ACTIVE: ("ACTIVE", {REBOOTING: "REBOOT", REBOOT_PENDING: "REBOOT", REBOOT_STARTED: "REBOOT",
-                        REBOOTING_HARD: "HARD_REBOOT"}),
-    STOPPED: ("SHUTOFF", {REBOOTING_HARD: "HARD_REBOOT"}),
+                        REBOOTING_HARD: "HARD_REBOOT", UPDATING_PASSWORD: "PASSWORD", **_REBUILD}),
+    STOPPED: ("SHUTOFF", {REBOOTING_HARD: "HARD_REBOOT", **_REBUILD}),
     PAUSED: ("PAUSED", {REBOOTING_HARD: "HARD_REBOOT"}),
     SUSPENDED: ("SUSPENDED", {REBOOTING_HARD: "HARD_REBOOT"}),
-    ERROR: ("ERROR", {REBOOTING_HARD: "HARD_REBOOT"}),
+    ERROR: ("ERROR", {REBOOTING_HARD: "HARD_REBOOT", **_REBUILD}),
     DELETED: ("DELETED", {}),
     SOFT_DELETED: ("SOFT_DELETED", {}),
     RESCUED: ("RESCUE", {}),
@@ -140,6 +190,22 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("stop", "stop"): "compute_stop_instance",
     ("reboot_soft", "reboot"): "compute_reboot_instance",
     ("reboot_hard", "reboot"): "compute_reboot_instance",
+    ("pause", "pause"): "compute_pause_instance",
+    ("unpause", "run"): "compute_unpause_instance",
+    ("suspend", "suspend"): "compute_suspend_instance",
+    ("resume", "run"): "compute_resume_instance",
+    ("rescue", "rescue"): "compute_rescue_instance",
+    ("unrescue", "unrescue"): "compute_unrescue_instance",
+    ("rebuild", "rebuild"): "compute_rebuild_instance",
+    ("change_password", "set"): "compute_set_admin_password",
+    ("crash_dump", "interrupt"): "compute_trigger_crash_dump",
+    ("snapshot", "upload"): "compute_snapshot_instance",
+    ("backup", "upload"): "compute_backup_instance",
+    ("shelve", "upload"): "compute_shelve_instance",
+    ("offload", "remove"): "compute_shelve_offload_instance",
+    ("unshelve", "build"): "compute_unshelve_instance",
+    ("restore", "run"): "compute_restore_instance",
+    ("soft_delete", "stop"): "compute_soft_delete_instance",
     ("delete", "remove"): "compute_terminate_instance",
 }
 

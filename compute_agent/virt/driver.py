@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from common.models import DomainState, GuestSpec, HostInventory
+from common.models import DomainState, GuestSpec, HostInventory, ImageRef
 
 #: Power states as the Compute API numbers them.
 NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
@@ -48,6 +48,9 @@ class Run:
     cancelled: Callable[[], bool]
 
 
+#: Stores an image: takes its bytes, in chunks of at most 1 MiB, and returns when the image service has them all.
+ImageWriter = Callable[[Iterator[bytes]], None]
+
 #: Opens an image for reading: image id -> chunks of bytes, at most 1 MiB each.
 ImageReader = Callable[[str], Iterator[bytes]]
 
@@ -79,6 +82,41 @@ class Driver(Protocol):
         A domain that runs and already carries this fence has been rebooted: nothing is done again.
         A domain that is off is started.
         """
+
+    def ensure_paused(self, server: str, fence: int, run: Run) -> DomainState:
+        """Stop the domain's CPUs where they are; its memory stays. VerbFailed when it does not run."""
+
+    def ensure_suspended(self, server: str, fence: int, run: Run) -> DomainState:
+        """Save the domain's memory to disk and end it; ``ensure_running`` goes on from there. A save that was cut
+        off leaves the guest as it was before."""
+
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+        """New disks from ``spec.image`` in place of the old ones, once for this fence; ``runs``: started afterwards,
+        else left off. Before anything of the old guest is given up the image is here and verified."""
+
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
+        """Boot from a disk made of ``image``, with the guest's own disk as the second one. ``spec`` is the guest as
+        it is; its own disk is not changed. Repeatable."""
+
+    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
+        """Boot from the guest's own disk again and remove the rescue disk. Repeatable."""
+
+    def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
+        """Give the bytes of the guest's disk as one moment saw it, a qcow2 that refers to nothing, to
+        ``write_image``; returns their number. The guest goes on (its file systems are frozen for the moment itself
+        when its agent can). Nothing is left on the host. ``run.phase`` tells "copying disk 40 %", "uploading 70 %"."""
+
+    def inject_nmi(self, server: str) -> None:
+        """Interrupt the guest so that its kernel dumps. Never repeated. VerbFailed when it does not run."""
+
+    def set_password(self, server: str, user: str, password: str) -> None:
+        """Set a password inside the guest, through its agent. Never repeated. VerbFailed when there is no agent
+        or it refuses."""
+
+    def diagnostics(self, server: str) -> dict[str, Any]:
+        """The guest's counters in the shape of the API's 2.48: state, driver, hypervisor, hypervisor_os, uptime,
+        config_drive, num_cpus, num_disks, num_nics, memory_details, cpu_details, disk_details, nic_details.
+        VerbFailed when it does not run."""
 
     def ensure_absent(self, server: str, fence: int) -> None:
         """Destroy and undefine the domain, remove its disks and files. No domain: still removes files."""
