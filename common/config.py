@@ -39,6 +39,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                            help="Name of this host in the cloud; it must never change."),
         cfg.StrOpt("state_dir", default="/var/lib/kilonova",
                    help="Folder for what must survive a restart: journal, guests' disks, image cache."),
+        cfg.StrOpt("secret_key", default="", secret=True,
+                   help="Keeps passwords in the database unreadable; any long random text, the same for all API and "
+                        "conductor processes. Several, separated by commas: the first is used, all are understood."),
+        cfg.IntOpt("reclaim_instance_interval", default=0, min=0,
+                   help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
+        cfg.IntOpt("shelved_offload_time", default=0, min=-1,
+                   help="Seconds after which a shelved server leaves its host; 0: at once; -1: never by itself."),
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
                    help="Least severity that is logged."),
     ),

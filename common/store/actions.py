@@ -26,33 +26,48 @@ LIVE = ("due", "waiting")
 Values = dict[str, Any]
 
 
-def begin(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
-          args: Values | None = None, project_id: str | None = None) -> str:
+def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_id: str, *, context: RequestContext,
+          args: Values | None = None, project_id: str | None = None, secrets: str | None = None,
+          changes: Values | None = None) -> str:
     """Let an action take the server, if its state, lock and holder allow; returns the action's id.
 
     Raises the fence. A row that supersedes ends the running action without its undo. ``project_id`` None
-    means any project.
+    means any project. Of several rows the first one that starts from the server's vm_state counts.
+    ``secrets`` are sealed; ``changes`` are written to the server in the same transaction.
 
     Raises:
         NotFound: no such server (in that project).
         Locked: a lock forbids it. WrongState, Conflict: its state or a running action does.
     """
-    found = _take_lock(tx, server_id, project_id)
-    _check(row, server_id, found, context)
+    found = take_lock(tx, server_id, project_id)
+    row = _fitting(rows, found.vm_state)
+    check(row, server_id, found, context)
     if row.supersedes and found.action:
         supersede(tx, found.action)
     action_id = ids.new()
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(
-        fence=found.fence + 1, action=action_id, task_state=row.during or found.task_state, updated_at=now()))
+        fence=found.fence + 1, action=action_id, task_state=row.during, updated_at=now(), **(changes or {})))
     insert(tx, [{"id": action_id, "server_id": server_id, "project_id": found.project_id,
                  "user_id": context.user_id, "request_id": context.request_id, "name": row.name,
-                 "workflow": row.workflow, "args": args or {}, "fence": found.fence + 1,
-                 "data": {"after": found.action} if found.action else {}}])
+                 "workflow": row.workflow, "args": {"was": found.vm_state, **(args or {})}, "fence": found.fence + 1,
+                 "secrets": secrets, "data": {"after": found.action} if found.action else {}}])
     return action_id
 
 
-def _take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:
-    query = sa.select(servers.c.project_id, servers.c.fence, servers.c.action, servers.c.vm_state,
+def _fitting(rows: states.Action | Sequence[states.Action], vm_state: str) -> states.Action:
+    """The row that starts from this state; the first, whose refusal names the state, when none does."""
+    if isinstance(rows, states.Action):
+        return rows
+    return next((row for row in rows if row.vm == states.ANY or vm_state in row.vm), rows[0])
+
+
+def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:
+    """Lock a server that is not deleted.
+
+    Raises:
+        NotFound: there is none, or it is another project's.
+    """
+    query = sa.select(servers.c.project_id, servers.c.user_id, servers.c.fence, servers.c.action, servers.c.vm_state,
                       servers.c.task_state, servers.c.locked, servers.c.locked_by).where(
         servers.c.id == server_id, servers.c.deleted == 0)
     if project_id is not None:
@@ -63,7 +78,7 @@ def _take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[An
     return found
 
 
-def _check(row: states.Action, server_id: str, found: Row[Any], context: RequestContext) -> None:
+def check(row: states.Action, server_id: str, found: Row[Any], context: RequestContext) -> None:
     """Whether the table allows the action now."""
     if row.locked and found.locked and not context.is_admin:
         raise errors.Locked(server_id)

@@ -165,6 +165,10 @@ servers = Table(
     _time("launched_at"),
     _time("terminated_at"),
     _time("deleted_at"),
+    # added by 0002
+    _uuid("shelved_image_id"),
+    _time("shelved_at"),
+    _time("soft_deleted_at"),
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),

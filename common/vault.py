@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secrets at rest: what must be kept from an accepted request until its action ends, readable with the key only.
+
+The API seals, the conductor opens when it sends the command; the action forgets its secrets in the transaction that
+ends it. The key is ``[DEFAULT] secret_key``, the same for all API and conductor processes of a cloud.
+"""
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from common import errors
+
+
+class Vault:
+    """Seals and opens with one key. Several keys, separated by commas: the first seals, all open (rotation)."""
+
+    def __init__(self, keys: str) -> None:
+        self._keys = [key.strip() for key in keys.split(",") if key.strip()]
+
+    def seal(self, secrets: dict[str, Any]) -> str:
+        """The secrets as text for the action's row.
+
+        Raises:
+            Unavailable: there is no key.
+        """
+        return str(self._box().encrypt(json.dumps(secrets).encode()).decode())
+
+    def open(self, sealed: str) -> dict[str, Any]:
+        """The secrets again.
+
+        Raises:
+            Unavailable: there is no key, or another one sealed them.
+        """
+        from cryptography.fernet import InvalidToken
+        try:
+            secrets: dict[str, Any] = json.loads(self._box().decrypt(sealed.encode()))
+        except InvalidToken as problem:
+            raise errors.Unavailable("Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
+                                     "same one.") from problem
+        return secrets
+
+    def _box(self) -> Any:
+        from cryptography.fernet import Fernet, MultiFernet
+        if not self._keys:
+            raise errors.Unavailable("This cloud has no [DEFAULT] secret_key to keep passwords with; set one.")
+        return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
+                            for key in self._keys])
