@@ -86,7 +86,7 @@ def check(row: states.Action, server_id: str, found: Row[Any], context: RequestC
         raise errors.WrongState(row.name, server_id, "vm_state", found.vm_state)
     if row.task != states.ANY and found.task_state not in row.task:
         raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
-    if found.action and not row.supersedes:
+    if found.action and not row.supersedes and row.immediate is None:
         raise errors.Conflict(f"Instance {server_id} is busy with another action.")
 
 
