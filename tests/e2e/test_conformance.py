@@ -25,10 +25,6 @@ DATA = ROOT.parent / "shared" / "conformance"
 ACTION = "/servers/{}/action"
 #: Operation -> another one, which the runner needs to exercise it.
 NEEDS = {"GET /os-aggregates": "POST /os-aggregates", "GET /os-aggregates/{id}": "POST /os-aggregates"}
-#: (operation, microversion) that fails, and why that is right. One that passes must go from here.
-DEVIATIONS = {
-    ("POST /servers", version): "trusted image certificates are refused as long as no host validates signatures"
-    for version in ("2.63", "2.66")}
 
 
 def plain(path: str) -> str:
@@ -62,7 +58,8 @@ def wanted() -> list[str]:
     return operations()
 
 
-def test_operations_that_exist_conform(wanted: list[str], in_memory: Live, tmp_path: Path) -> None:
+def test_operations_that_exist_conform(wanted: list[str], in_memory: Live, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
     seed, report = in_memory.seed, tmp_path / "conformance.json"
     done = subprocess.run([
         sys.executable, str(DATA / "runner"), "--url", in_memory.cloud.api_url, "--report", str(report),
@@ -72,12 +69,11 @@ def test_operations_that_exist_conform(wanted: list[str], in_memory: Live, tmp_p
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
         env=in_memory.environment)
-    print("\n".join(done.stdout.splitlines()[-2:]))
+    with capsys.disabled():
+        print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
     assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
     found = json.loads(report.read_text())["operations"]
-    failed = {(operation, version) for operation, about in found.items()
-              for version, result in about["microversions"].items() if result["result"] == "fail"}
-    assert failed == set(DEVIATIONS), done.stdout[-20000:]
+    assert done.returncode == 0, done.stdout[-20000:]
     assert sorted(found) == sorted(wanted)
     assert "left behind" not in done.stdout
     in_memory.judge()

@@ -13,7 +13,9 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import pytest
 import requests
 
 from tests.e2e.live import SETTLE, Live, Rest, await_true
@@ -67,7 +69,7 @@ def strike(cloud: Live, dice: random.Random) -> list[str]:
             for command in ("stop_app", "reset", "start_app"):
                 cloud.cloud.broker.control(command)
         victim = dice.choice(VICTIMS)
-        await_true(lambda victim=victim: cloud.cloud.pid(victim), 30, lambda victim=victim: f"{victim} does not run")
+        await_true(partial(cloud.cloud.pid, victim), 30, partial("{} does not run".format, victim))
         struck.append(victim)
         cloud.cloud.kill(victim)
         pause = EVERY * dice.uniform(0.5, 1.5) - (time.monotonic() - began)
@@ -75,7 +77,7 @@ def strike(cloud: Live, dice: random.Random) -> list[str]:
     return struck
 
 
-def test_nothing_is_lost_doubled_or_stuck(in_memory: Live) -> None:
+def test_nothing_is_lost_doubled_or_stuck(in_memory: Live, capsys: pytest.CaptureFixture[str]) -> None:
     over = threading.Event()
     clients = [Client(in_memory, over) for _ in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -87,7 +89,8 @@ def test_nothing_is_lost_doubled_or_stuck(in_memory: Live) -> None:
         for life in lives:
             life.result(timeout=2 * SETTLE)
     made = [server for client in clients for server in client.made]
-    print(f"{len(made)} servers lived through storm {SEED}: {', '.join(struck)}")
+    with capsys.disabled():
+        print(f"\n{len(made)} servers lived through storm {SEED}: {', '.join(struck)}")
     assert len(made) >= CLIENTS
     await_true(lambda: not any(in_memory.remains(server) for server in made), SETTLE,
                lambda: [in_memory.remains(server) for server in made])

@@ -49,8 +49,8 @@ def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> 
     advice = [line.strip() for line in said.splitlines() if line.startswith("  ")]
     [setting] = [line for line in advice if line.startswith("export OS_CLIENT_CONFIG_FILE=")]
     [command] = [line for line in advice if line.endswith("server list")]
-    name, value = setting.removeprefix("export ").split("=")
-    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:], **{name: value})
+    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:],
+                     OS_CLIENT_CONFIG_FILE=setting.partition("=")[2])
     assert shown.returncode == 0, shown
     assert server["id"] in shown.stdout
 
