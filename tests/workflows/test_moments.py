@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moments that no table names: silent and rebooted hosts, guests that stop themselves, deletes in the middle."""
+from __future__ import annotations
+
+import pytest
+
+from common import errors, states
+from common.store import actions
+from compute_agent.virt.memory import Fail
+from conductor import runner
+from conductor.saga import Engine
+from tests.workflows.scenarios import trial_of
+from tests.workflows.simulator import Cloud
+
+
+def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "delete")
+    host = cloud.hosts.pop(cloud.show(trial.server).host)
+    for _ in range(70):
+        cloud.round()
+    trial.begin()
+    cloud.round()
+    assert cloud.show(trial.server).deleted == 1
+    cloud.hosts[host.name] = host
+    cloud.settle()
+    trial.is_right(states.DELETED, 0)
+
+
+def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
+    cloud.round()
+    hosts, cloud.hosts = cloud.hosts, {}
+    for _ in range(100):
+        cloud.round()
+    server = cloud.create()[0]
+    for _ in range(3):
+        cloud.round()
+    assert cloud.show(server).vm_state == states.BUILDING
+    cloud.hosts = hosts
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+
+
+def test_a_guest_that_stops_itself_is_seen_by_the_full_report(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "stop")
+    cloud.hosts[cloud.show(trial.server).host].driver.power_off(trial.server)
+    for _ in range(65):
+        cloud.round()
+    trial.is_right(states.STOPPED, 1)
+
+
+def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "stop")
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.driver.power_off(trial.server)
+    host.restart()
+    host.agent.boot_id = "another"
+    cloud.settle()
+    trial.is_right(states.ACTIVE, 1)
+    assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].name == "reboot"
+
+
+def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "stop")
+    trial.begin()
+    with pytest.raises(errors.WrongState, match=f"Cannot 'stop' instance {trial.server} while it is in task_state"):
+        trial.begin()
+    cloud.settle()
+    with pytest.raises(errors.WrongState, match="while it is in vm_state stopped"):
+        trial.begin()
+
+
+def test_many_creates_are_one_round(cloud: Cloud) -> None:
+    """Twenty servers at once: one call to the scheduler, one message a host."""
+    cloud.round()
+    asked: list[int] = []
+    select = cloud.select
+    messages: list[str] = []
+    deliver = cloud.do
+    cloud.select = lambda specs, fresh: asked.append(len(specs)) or select(specs, fresh)  # type: ignore
+    cloud.do = lambda host, commands: messages.append(host) or deliver(host, commands)  # type: ignore
+    servers = cloud.create(20)
+    cloud.settle()
+    assert asked == [20]
+    assert sorted(messages) == ["h1", "h2"]
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
+    assert cloud.findings() == []
+
+
+
+
+@pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
+def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
+    """The delete is accepted while a conductor works on the create; it waits for that burst's lease."""
+    trial = trial_of(cloud, "create")
+    trial.begin()
+
+    def delete(workflow: str, step: str, at: str) -> None:
+        if at == where:
+            cloud.engine.fault_point = lambda workflow, step, where: None
+            cloud.ask(trial.server, "delete")
+            runner.advance(Engine(cloud.store, cloud.time, cloud, "c2/1"))
+            assert where == "committed" or cloud.show(trial.server).deleted == 0
+    cloud.engine.fault_point = delete
+    cloud.settle()
+    trial.is_right(states.DELETED, 0)
+
+
+def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Cloud) -> None:
+    """The failed reboot raised the server's fence, which the domain never got to carry."""
+    trial = trial_of(cloud, "stop")
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.driver.script["ensure_stopped"] = [Fail("no")]
+    trial.begin()
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == states.ACTIVE
+    host.driver.power_off(trial.server)
+    for _ in range(65):
+        cloud.round()
+    trial.is_right(states.STOPPED, 1)
+
+
+def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "start")
+    trial.begin()
+    while runner.advance(cloud.engine):
+        pass
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.work()
+    host.driver.power_off(trial.server)
+    host.agent.changed(host.driver.domains())
+    for _ in range(2):
+        assert host.agent.has_news()
+        cloud.sync(host, ask=False)
+    trial.is_right(states.STOPPED, 1)
+
+
+def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "create")
+    cloud.lose = lambda kind: kind == "select"
+    trial.begin()
+    for _ in range(100):
+        cloud.round()
+    assert cloud.show(trial.server).vm_state == states.BUILDING
+    cloud.lose = lambda kind: False
+    for _ in range(6):
+        cloud.round()
+    trial.is_right(states.ACTIVE, 1)
