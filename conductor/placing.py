@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from common.models import RequestSpec
+from common.models import Flavor, RequestSpec
 from common.store import allocations, guests
 from common.store.engine import Connection
-from conductor.saga import Engine, Run, debt_command
+from common.wire import from_wire
+from conductor.saga import Engine, Run, StepFailed, debt_command
 
 SpecOf = Callable[[Run], RequestSpec]
 
@@ -53,7 +54,31 @@ def claim(tx: Connection, runs: Sequence[Run], spec_of: SpecOf) -> None:
         guests.add(tx, placed)
 
 
-def leave(tx: Connection, run: Run, host: str) -> None:
-    """Give a claimed host up: what may be there becomes a debt, and the host is asked to pay it."""
-    guests.owe(tx, run.server.id, run.action.fence, host=host, may_run=False)
-    run.commands.append((host, debt_command(run.server.id, run.action.fence, 0)))
+def leave(tx: Connection, engine: Engine, run: Run) -> None:
+    """Give the claimed host up: what may be there becomes a debt, the host is asked to pay it, and the claim is given
+    back when it has."""
+    host = run.host
+    if host is not None:
+        run.data.setdefault("failed_hosts", []).append(host)
+        guests.owe(tx, run.server.id, run.action.fence, host=host, may_run=False)
+        run.commands.append((host, debt_command(run.server.id, run.action.fence, 0)))
+    run.set(host=None, availability_zone=None)
+
+
+def elsewhere(engine: Engine, run: Run, problem: StepFailed) -> bool:
+    """Begin again on another host, while there are attempts and the failure was the host's own."""
+    if not problem.retryable or run.attempt >= engine.max_attempts:
+        return False
+    run.due(None, phase="do", attempt=run.attempt + 1, host=None)
+    return True
+
+
+def spec(run: Run, zone: str | None, host: str | None) -> RequestSpec:
+    """What the server wants of a host."""
+    server = run.server
+    flavor = from_wire(Flavor, server.flavor)
+    return RequestSpec(
+        server=server.id, project_id=server.project_id,
+        resources={"VCPU": flavor.vcpus, "MEMORY_MB": flavor.memory_mb, "DISK_GB": flavor.disk_gb},
+        flavor_id=server.flavor_id, image_id=server.image_id, availability_zone=zone, force_host=host,
+        excluded=list(run.data.get("failed_hosts", ())), hints=server.scheduler_hints)

@@ -91,7 +91,7 @@ def _finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], h
                  ) -> Run | None:
     """Take a result in, if it is the one that its action waits for."""
     server = servers.get(head.server_id)
-    waits_for = f"{head.id}/{head.step}/{head.attempt}"
+    waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
     if server is None or head.state != "waiting" or result.key != waits_for or not runner.is_held(server, head):
         return None
     if result.status == "refused":
@@ -113,7 +113,8 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
             continue
         workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)
-        if workflow.steps[index].propose is None and runner.is_held(server, head):
+        step = workflow.steps[index]
+        if step.apply and not step.propose and not step.outside and runner.is_held(server, head):
             run = Run(head, server, dict(head.data))
             runner.proceed(tx, engine, workflow, index, [run])
             runs.append(run)
@@ -172,7 +173,7 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAns
 def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
     """Commands and debts of this host that it does not seem to know of."""
     rows = [row for row in actions.outstanding(tx, host, grace, AT_ONCE)
-            if f"{row.id}/{row.step}/{row.attempt}" not in known]
+            if f"{row.id}/{runner.name_in_key(row)}/{row.attempt}" not in known]
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
     commands = []
     for row in rows:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only executor of workflows: takes due actions, does the next step, writes down what happened.
 
-``advance`` and ``resume`` are plain functions of the engine; the threads that call them live in
-``conductor.service``. Everything works on lists: what is due together is done in one transaction, and one
+``advance`` is a plain function of the engine; the threads that call it live in ``conductor.service``. It works in one
+of two lanes: OUTSIDE for the steps that call a neighbour, INSIDE for all others. Everything works on lists: what is due together is done in one transaction, and one
 by one when that fails. There is no recovery code: a step found unfinished is simply the next step.
 """
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from common import errors
 from common.clock import SECOND
 from common.models import Command, Result
-from common.states import BY_WORKFLOW
 from common.store import actions, hosts
 from common.store.engine import Connection, Row, now
+from conductor.endings import UNDO, fail, finish, is_skipped, undone
 from conductor.saga import Engine, Run, Step, Workflow
 from conductor.workflows import WORKFLOWS
 
@@ -33,31 +33,40 @@ class Written(NamedTuple):
 
 
 NEIGHBOUR_AT_MOST, FAILING_AT_MOST = 4, 60      #: seconds between two tries
+INSIDE, OUTSIDE = "inside", "outside"
+OUTSIDE_STEPS = sorted({step.name for workflow in WORKFLOWS.values() for step in workflow.steps
+                        if step.outside or step.undo_outside})
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
-def advance(engine: Engine) -> int:
-    """Take due actions and bring each to where it waits or ends; returns how many were taken."""
-    rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch))
+def advance(engine: Engine, lane: str = INSIDE) -> int:
+    """Take the due actions of a lane and bring each to where it waits, ends or changes lanes; returns how many were
+    taken."""
+    rows = engine.store.write(lambda tx: actions.take(
+        tx, engine.owner, VERSIONS, engine.batch, OUTSIDE_STEPS, lane == OUTSIDE))
     groups: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for row in rows:
         groups[row.workflow, WORKFLOWS[row.workflow].index(row.step)].append(row)
     for (name, index), members in groups.items():
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
-        _burst(engine, WORKFLOWS[name], index, members)
+        for batch in ([[row] for row in members] if lane == OUTSIDE else [members]):
+            _burst(engine, WORKFLOWS[name], index, batch, lane)
     return len(rows)
 
 
-def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[Any]]) -> None:
+def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
     """Advance actions that stand at the same step: propose outside, then one transaction, then send."""
     step = workflow.steps[index]
     servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
     runs = [Run(row, servers[row.server_id], dict(row.data)) for row in rows if row.server_id in servers]
     try:
-        if step.propose:
+        if lane == OUTSIDE:
+            _call(engine, step, runs[0])
+            engine.fault_point(workflow.name, step.name, "called")
+        elif step.propose:
             step.propose(engine, runs)
             engine.fault_point(workflow.name, step.name, "proposed")
-        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs))
+        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane))
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
         _postpone(engine, rows, NEIGHBOUR_AT_MOST)
@@ -65,13 +74,25 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
     except Exception:
         if len(rows) > 1:
             for row in rows:
-                _burst(engine, workflow, index, [row])
+                _burst(engine, workflow, index, [row], lane)
             return
         log.exception("action %s cannot be advanced at step %s; it is tried again", rows[0].id, step.name)
         _postpone(engine, rows, FAILING_AT_MOST)
         return
     engine.fault_point(workflow.name, step.name, "committed")
     send(engine, written)
+
+
+def _call(engine: Engine, step: Step, run: Run) -> None:
+    """Call the neighbour; what it refuses for good is the step's failure, what it does not answer is not."""
+    call = step.undo_outside if run.is_undoing else step.outside
+    assert call is not None
+    try:
+        call(engine, run)
+    except errors.Unavailable:
+        raise
+    except errors.Problem as problem:
+        run.fail(problem.text, str(problem.__cause__ or ""))
 
 
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
@@ -85,7 +106,8 @@ def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
     engine.store.write(work)
 
 
-def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run]) -> Written:
+def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run], lane: str
+           ) -> Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor took, drop out."""
     servers = actions.lock_servers(tx, (run.server.id for run in planned))
     heads = actions.lock(tx, (run.action.id for run in planned))
@@ -93,12 +115,14 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
         if server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
-            runs.append(Run(head, server, dict(head.data), plan.selection))
+            runs.append(Run(head, server, {**head.data, **plan.left}, plan.selection, plan.problem))
         else:
             lost.append(head.id)
     if lost:
         actions.let_go(tx, engine.owner, lost)
-    proceed(tx, engine, workflow, index, runs, proposed=True)
+    for run in [run for run in runs if run.is_undoing]:
+        undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
+    proceed(tx, engine, workflow, index, [run for run in runs if not run.is_undoing], ready=lane)
     written = flush(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
@@ -110,27 +134,35 @@ def is_held(server: Row[Any], action: Row[Any]) -> bool:
 
 
 def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run],
-            proposed: bool = False) -> None:
+            ready: str | None = None) -> None:
     """From this step on: do what is done here, start what is done on a host, finish what has no more steps.
 
-    ``proposed``: the first of these steps has made its proposal outside the transaction.
+    ``ready``: the lane in which the first of these steps has done its part outside the transaction.
     """
-    for step in workflow.steps[index:]:
-        if not runs:
-            return
-        if step.command:
+    for number, step in enumerate(workflow.steps[index:], index):
+        skipping = [run for run in runs if is_skipped(step, run)]
+        runs = [run for run in runs if run not in skipping]
+        if runs and step.command:
             _start(tx, engine, step, runs)
-            return
-        if step.propose and not proposed:
+            runs = []
+        elif runs and _is_elsewhere(step, ready):
             for run in runs:
-                run.head.update(state="due", due_at=now(), step=step.name, owner=None, lease_until=None, data=run.data)
-            return
-        assert step.apply is not None
-        step.apply(tx, engine, runs)
-        runs = [run for run in runs if _is_through(tx, engine, workflow, index, step, run)]
-        index, proposed = index + 1, False
+                if step.outside:
+                    run.note(step.name, "started")
+                run.due(step.name)
+            runs = []
+        elif runs:
+            if step.apply and not any(run.problem for run in runs):
+                step.apply(tx, engine, runs)
+            runs = [run for run in runs if _is_through(tx, engine, workflow, number, step, run)]
+        runs, ready = [*runs, *skipping], None
     for run in runs:
         finish(run, "done")
+
+
+def _is_elsewhere(step: Step, ready: str | None) -> bool:
+    """Has the step a part outside the transaction that is not done yet?"""
+    return bool(step.outside and ready != OUTSIDE or step.propose and ready != INSIDE)
 
 
 def _is_through(tx: Connection, engine: Engine, workflow: Workflow, index: int, step: Step, run: Run) -> bool:
@@ -163,40 +195,14 @@ def _start(tx: Connection, engine: Engine, step: Step, runs: Sequence[Run]) -> N
         step.before(tx, placed)
 
 
-def fail(tx: Connection, engine: Engine, workflow: Workflow, index: int, run: Run) -> None:
-    """Undo backwards from the step that failed (its effect may have happened), then end or retry."""
-    problem = run.problem
-    assert problem is not None
-    step = workflow.steps[index]
-    run.note(step.name, "failed", run.host, str(problem), problem.details or None)
-    if not any(passed.pivot for passed in workflow.steps[:index]):
-        for made in reversed(workflow.steps[:index + 1]):
-            if made.undo:
-                made.undo(tx, engine, run)
-                run.note(made.name, "undone")
-    workflow.failed(tx, engine, run, problem)
-    if run.head.get("state") != "due":
-        finish(run, "failed", str(problem))
-
-
-def finish(run: Run, state: str, message: str | None = None) -> None:
-    """The action lets its server go; secrets are forgotten."""
-    row = BY_WORKFLOW[run.action.workflow]
-    run.changes.setdefault("task_state", None)
-    run.changes.update(action=None)
-    if state == "done" and row.after:
-        run.changes.setdefault("vm_state", row.after)
-        run.changes.setdefault("fault", None)
-    run.head.update(state=state, due_at=None, owner=None, lease_until=None, secrets=None, finished_at=now())
-    if message:
-        run.head["message"] = message
-
-
 def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> None:
     """Write a host's result and go on from the next step."""
     workflow = WORKFLOWS[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
+    if run.is_undoing:
+        undone(tx, engine, workflow, index, run, result.error if result.status == "failed" else None)
+        return
     if result.status == "failed":
         run.fail(result.error, result.details, result.retryable)
         fail(tx, engine, workflow, index, run)
@@ -244,7 +250,14 @@ def rebuild_command(engine: Engine, row: Row[Any], server: Row[Any], session: in
     workflow = WORKFLOWS.get(row.workflow)
     if workflow is None or workflow.version < row.version:
         return None
+    run = Run(row, server, dict(row.data))
     step = workflow.steps[workflow.index(row.step)]
-    assert step.command is not None
-    verb, args = step.command(engine, Run(row, server, dict(row.data)))
-    return Command(row.id, row.step, row.attempt, server.id, row.fence, session, verb, args)
+    command = step.undo_command if run.is_undoing else step.command
+    assert command is not None
+    verb, args = command(engine, run)
+    return Command(row.id, name_in_key(row), row.attempt, server.id, row.fence, session, verb, args)
+
+
+def name_in_key(row: Row[Any]) -> str:
+    """What a waiting action's step is called in the key of its command."""
+    return f"{UNDO if row.phase == 'undo' else ''}{row.step}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from common.clock import Clock
-from common.models import Command, RequestSpec, Result, Selection
+from common.models import Command, ImageRef, RequestSpec, Result, Selection
+from common.vault import Vault
 from common.store.engine import Connection, Row, Store, moment, now
 
 
@@ -26,6 +27,25 @@ class Post(Protocol):
 
     def do(self, host: str, commands: list[Command]) -> None:
         """Send commands to a host."""
+
+
+class Images(Protocol):
+    """What the conductor asks of the image service, as Kilonova's own user. Each call may be repeated.
+
+    Each raises Unavailable when the service does not answer, and another Problem when it refuses for good.
+    """
+
+    def create(self, record: dict[str, Any]) -> None:
+        """Make an image record under the id it names; one that is there already is fine."""
+
+    def show(self, image_id: str) -> ImageRef:
+        """The image as it is now."""
+
+    def delete(self, image_id: str) -> None:
+        """Remove an image; one that is gone is fine."""
+
+    def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+        """Images with these properties, newest first."""
 
 
 def no_fault(action: str, step: str, where: str) -> None:
@@ -50,6 +70,10 @@ class Engine:
     shutdown_timeout: float = 60
     host_silence: int = 30
     ratios: dict[str, float] = field(default_factory=dict)
+    images: Images | None = None
+    vault: Vault = field(default_factory=lambda: Vault(""))
+    shelved_offload_time: int = 0
+    reclaim_interval: int = 0
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[], None] = no_ring
 
@@ -72,6 +96,7 @@ class Run:
     data: dict[str, Any]
     selection: Selection | None = None
     problem: StepFailed | None = None
+    left: dict[str, Any] = field(default_factory=dict)     # by a call outside, for the transaction
     paused: bool = False
     head: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +116,19 @@ class Run:
     def set(self, **values: Any) -> None:
         """Change the server."""
         self.changes.update(values)
+
+    @property
+    def is_undoing(self) -> bool:
+        """Is the action on its way back?"""
+        return bool(self.head.get("phase", self.action.phase) == "undo")
+
+    def secrets(self, engine: Engine) -> dict[str, Any]:
+        """What was sealed when the action was accepted."""
+        return engine.vault.open(self.action.secrets) if self.action.secrets else {}
+
+    def due(self, step: str | None, **head: Any) -> None:
+        """A conductor should go on at this step, at once."""
+        self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, data=self.data, **head)
 
     def fail(self, text: str, details: str = "", retryable: bool = False) -> None:
         """This step definitely failed."""
@@ -135,10 +173,13 @@ Apply = Callable[[Connection, Engine, Sequence[Run]], None]
 class Step:
     """One step; ``why`` says in a sentence why it stands where it stands.
 
-    Here: ``propose(engine, runs)`` outside, ``apply(tx, engine, runs)`` inside the transaction.
+    Here: ``propose(engine, runs)`` outside and without any effect, ``apply(tx, engine, runs)`` inside the transaction.
+    Outside: ``outside(engine, run)`` calls a neighbour; it is journalled as started before, runs in a lane of its own
+    (a slow neighbour delays only what needs it), can be repeated, and may call ``run.fail``.
     On a host: ``command(engine, run) -> (verb, args)`` for the server's host, ``before(tx, runs)`` in the
     transaction that sends it, ``done(tx, run, result)`` in the one that takes the result in.
-    ``undo(tx, engine, run)`` removes what this action made; ``pivot``: from here on there is no way back.
+    ``undo(tx, engine, run)`` removes what this action made; where that needs a host or a neighbour, ``undo_command``
+    and ``undo_outside`` do. ``needed(run)``: whether this action has the step at all. ``pivot``: no way back from here.
     """
 
     name: str
@@ -148,7 +189,11 @@ class Step:
     command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
     before: Callable[[Connection, Sequence[Run]], None] | None = None
     done: Callable[[Connection, Run, Result], None] | None = None
+    outside: Callable[[Engine, Run], None] | None = None
     undo: Callable[[Connection, Engine, Run], None] | None = None
+    undo_command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
+    undo_outside: Callable[[Engine, Run], None] | None = None
+    needed: Callable[[Run], bool] | None = None
     pivot: bool = False
 
 

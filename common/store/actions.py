@@ -8,7 +8,7 @@ or ended: done, failed, superseded.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -107,15 +107,19 @@ def supersede(tx: Connection, action_id: str) -> None:
         message="Superseded by a later action."))
 
 
-def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int) -> list[Row[Any]]:
+def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, outside: Collection[str] = (),
+         only_outside: bool = False) -> list[Row[Any]]:
     """Lease up to ``limit`` due actions of workflows that this conductor knows, oldest first.
 
-    ``workflows`` maps each name to the highest version understood: newer ones are left alone.
+    ``workflows`` maps each name to the highest version understood: newer ones are left alone. Steps named in
+    ``outside`` are taken with ``only_outside``, all others without.
     """
     known = sa.or_(*(sa.and_(actions.c.workflow == name, actions.c.version <= version)
                      for name, version in workflows.items()))
     free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
-    query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known)
+    lane = actions.c.step.in_(outside) if only_outside else sa.or_(actions.c.step.is_(None),
+                                                                   actions.c.step.not_in(outside))
+    query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known, lane)
     rows = list(tx.execute(query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)))
     if rows:
         tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(

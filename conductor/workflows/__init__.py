@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from conductor.saga import Workflow
-from conductor.workflows import create, delete, power
+from conductor.workflows import create, delete, power, rebuild, rescue, shelve, snapshot
 
 WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
-    create.CREATE, delete.DELETE, power.START, power.STOP, power.REBOOT_SOFT, power.REBOOT_HARD)}
+    create.CREATE,
+    power.START, power.STOP, power.REBOOT_SOFT, power.REBOOT_HARD, power.PAUSE, power.UNPAUSE, power.SUSPEND,
+    power.RESUME, power.CRASH_DUMP, power.CHANGE_PASSWORD,
+    rescue.RESCUE, rescue.UNRESCUE, rebuild.REBUILD, snapshot.SNAPSHOT, snapshot.BACKUP,
+    shelve.SHELVE, shelve.OFFLOAD, shelve.UNSHELVE, shelve.UNSHELVE_HERE,
+    delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}

@@ -1,57 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete: always wins. Whatever guests the server has become debts; the server is gone when they are paid.
 
-A host that cannot be reached, or that takes longer than half a minute, keeps its debt, and the server is
-gone for its tenant all the same. The action that ran before was superseded when this one was accepted.
+The action that ran before was superseded when this one was accepted. An image that it had begun to make, or that the
+server was shelved into, goes too; that comes last, because a silent image service must not keep a server alive.
+Also here: soft delete, which only stops the guest, and restore.
 """
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from common import states
-from common.clock import SECOND
+from common.models import Result
 from common.store import actions, guests
-from common.store.engine import Connection, Row, now
-from conductor.saga import Engine, Run, Step, Workflow, debt_command
-
-PATIENCE = 30 * SECOND       #: how long a host that is up has to confirm before the tenant stops waiting
-LOOK_AGAIN = 2 * SECOND
-BURST_POLL = SECOND // 20
+from common.store.engine import Connection, now
+from conductor import debts
+from conductor.saga import Engine, Run, Step, Workflow
 
 
 def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    ready = []
-    for run in runs:
-        before = run.data.get("after")
-        if before and actions.busy_until(tx, before):
-            run.again_in(BURST_POLL)        # the old burst may still write; what it leaves must be found
-        else:
-            ready.append(run)
-    for run in ready:
-        guests.owe(tx, run.server.id, run.action.fence)
-    owed = defaultdict(list)
-    for debt in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
-        owed[debt.server_id].append(debt)
-    for run in ready:
-        _settle(tx, run, owed[run.server.id])
+    for run in debts.settle(tx, runs):
+        run.data["images"] = _images(tx, run)
+        run.set(vm_state=states.DELETED, task_state=None, power_state=states.NOSTATE, deleted=1, deleted_at=now(),
+                terminated_at=now(), progress=0)
 
 
-def _settle(tx: Connection, run: Run, debts: Sequence[Row[Any]]) -> None:
-    reachable = [debt.host for debt in debts if debt.up]
-    late = run.data.get("polls", 0) * LOOK_AGAIN >= PATIENCE
-    if reachable and not late:
-        for debt in debts:
-            if debt.up and debt.sent_at is None:
-                run.commands.append((debt.host, debt_command(run.server.id, debt.fence, 0)))
-                guests.mark_sent(tx, debt.host, [run.server.id])
-        run.again_in(LOOK_AGAIN, polls=run.data.get("polls", 0) + 1)
-        return
-    run.set(power_state=states.NOSTATE, deleted=1, deleted_at=now(), terminated_at=now(), progress=0)
+def _images(tx: Connection, run: Run) -> list[str]:
+    """Images that nobody will ever want: the shelved one, and what a superseded snapshot had begun."""
+    found = [run.server.shelved_image_id] if run.server.shelved_image_id else []
+    before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
+    if before is not None and before.state == "superseded" and before.args.get("image_id"):
+        found.append(before.args["image_id"])
+    return sorted(set(found))
+
+
+def _forget(engine: Engine, run: Run) -> None:
+    assert engine.images is not None
+    for image in run.data["images"]:
+        engine.images.delete(image)
+
+
+def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
+
+
+def _kept(tx: Connection, run: Run, result: Result) -> None:
+    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)), soft_deleted_at=now())
+
+
+def _run(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_running", {}
+
+
+def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
+    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+
+
+def _restored(tx: Connection, run: Run, result: Result) -> None:
+    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), soft_deleted_at=None)
 
 
 DELETE = Workflow("delete", steps=(
-    Step("remove", "the only step: there is nothing to go back to once a user has said delete",
-         apply=_remove, pivot=True),
+    Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True),
+    Step("forget", "last: only images are left, and the server is gone for its user already",
+         outside=_forget, needed=lambda run: bool(run.data.get("images", True))),
 ))
+
+SOFT_DELETE = Workflow("soft_delete", steps=(
+    Step("stop", "the guest's disk stays until the time to restore it is over", command=_stop, done=_kept),))
+
+RESTORE = Workflow("restore", steps=(
+    Step("run", "as a start", command=_run, before=_will_run, done=_restored),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start, stop and reboot: one command each, to the host where the server is."""
+"""Start, stop, pause, suspend and their like: one command each, to the host where the server is."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,11 +21,6 @@ def _runs(tx: Connection, run: Run, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
 
-def _stopped(tx: Connection, run: Run, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
-
-
 def _start(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "ensure_running", {}
 
@@ -40,6 +35,28 @@ def _reboot_soft(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 def _reboot_hard(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "reboot", {"timeout": 0}
+
+
+def _pause(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_paused", {}
+
+
+def _suspend(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_suspended", {}
+
+
+def _interrupt(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "inject_nmi", {}
+
+
+def _set_password(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    properties = (run.server.image or {}).get("properties", {})
+    return "set_password", {"user": properties.get("os_admin_user", "root"), **run.secrets(engine)}
+
+
+def _rests(tx: Connection, run: Run, result: Result) -> None:
+    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
+    guests.want(tx, [run.server.id], guests.STOPPED, False)
 
 
 def _stays_off(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
@@ -58,7 +75,7 @@ START = Workflow("start", failed=_stays_off, steps=(
     Step("run", "the guest may run from the moment this is sent", command=_start, before=_will_run, done=_runs),))
 
 STOP = Workflow("stop", steps=(
-    Step("stop", "asks the guest first, and pulls the plug when it does not listen", command=_stop, done=_stopped),))
+    Step("stop", "asks the guest first, and pulls the plug when it does not listen", command=_stop, done=_rests),))
 
 REBOOT_SOFT = Workflow("reboot_soft", failed=_is_lost, steps=(
     Step("reboot", "repeatable: a guest that carries this fence has been rebooted", command=_reboot_soft,
@@ -66,3 +83,21 @@ REBOOT_SOFT = Workflow("reboot_soft", failed=_is_lost, steps=(
 
 REBOOT_HARD = Workflow("reboot_hard", failed=_is_lost, steps=(
     Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=_will_run, done=_runs),))
+
+PAUSE = Workflow("pause", steps=(
+    Step("pause", "the guest's memory stays where it is", command=_pause, done=_runs),))
+
+UNPAUSE = Workflow("unpause", steps=(
+    Step("run", "as a start: the host sees where to go on from", command=_start, before=_will_run, done=_runs),))
+
+SUSPEND = Workflow("suspend", steps=(
+    Step("suspend", "the guest's memory goes to the host's disk", command=_suspend, done=_rests),))
+
+RESUME = Workflow("resume", steps=(
+    Step("run", "as a start: the host sees where to go on from", command=_start, before=_will_run, done=_runs),))
+
+CRASH_DUMP = Workflow("crash_dump", steps=(
+    Step("interrupt", "once: found begun after a crash it is not repeated", command=_interrupt),))
+
+CHANGE_PASSWORD = Workflow("change_password", steps=(
+    Step("set", "once, and the API waits for its outcome", command=_set_password),))

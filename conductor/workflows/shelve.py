@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shelve, offload, unshelve: a server rests as an image, and comes back as it was, on any host.
+
+A shelved server still has its guest, stopped, on its host; offloaded it has only its image. Unshelving a server that
+is still on its host only starts it. The image goes when the server runs again.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from common import states
+from common.models import ImageRef, RequestSpec, Result
+from common.store import guests
+from common.store.engine import Connection, now
+from common.wire import from_wire, to_wire
+from conductor import debts, guest, images, placing
+from conductor.saga import Engine, Run, Step, StepFailed, Workflow
+
+
+def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
+
+
+def _stopped(tx: Connection, run: Run, result: Result) -> None:
+    guests.want(tx, [run.server.id], guests.STOPPED, False)
+    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
+
+
+def _run_again(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_running", {}
+
+
+def _keep(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.data["offloads"] = engine.shelved_offload_time == 0
+        run.set(shelved_image_id=images.image_id(run), shelved_at=now(), task_state=states.SHELVING_OFFLOADING
+                if run.data["offloads"] else states.SHELVING)
+
+
+def _leave_host(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in debts.settle(tx, runs):
+        run.set(vm_state=states.SHELVED_OFFLOADED, host=None, availability_zone=None, power_state=states.NOSTATE)
+
+
+def _was_running(run: Run) -> bool:
+    return bool(run.action.args.get("was") == states.ACTIVE)
+
+
+def _shelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+    """As before; one that was paused or suspended has been stopped."""
+    if _was_running(run):
+        guests.want(tx, [run.server.id], guests.RUNNING, True)
+        run.set(power_state=states.RUNNING)
+    else:
+        run.set(vm_state=states.STOPPED)
+
+
+SHELVE = Workflow("shelve", failed=_shelve_failed, steps=(
+    Step("stop", "first: what is written after the copy would be lost", command=_stop, done=_stopped),
+    Step("restart", "nothing to do forwards; backwards, a server that ran runs again", apply=lambda tx, engine, runs: None,
+         undo_command=_run_again, needed=_was_running),
+    images.RECORD, images.UPLOAD,
+    Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
+    Step("offload", "last, and only where shelving gives the host up at once", apply=_leave_host,
+         needed=lambda run: bool(run.data.get("offloads"))),
+))
+
+OFFLOAD = Workflow("offload", steps=(
+    Step("remove", "the image is there; the guest is a debt of its host", apply=_leave_host, pivot=True),))
+
+
+def _look(engine: Engine, run: Run) -> None:
+    """The image as the image service describes it now: its checksum was not known before it was whole."""
+    assert engine.images is not None
+    run.left["image"] = to_wire(engine.images.show(run.server.shelved_image_id))
+
+
+def _spec(run: Run) -> RequestSpec:
+    args = run.action.args
+    zone = None if args.get("unpin") else args.get("zone") or run.server.pinned_availability_zone
+    return placing.spec(run, zone, args.get("host"))
+
+
+def _propose(engine: Engine, runs: Sequence[Run]) -> None:
+    placing.propose(engine, runs, _spec)
+
+
+def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    placing.claim(tx, runs, _spec)
+
+
+def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, from_wire(ImageRef, run.data["image"])))}
+
+
+def _back(tx: Connection, run: Run, result: Result) -> None:
+    run.data["image_id"] = run.server.shelved_image_id
+    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), shelved_image_id=None, shelved_at=None)
+
+
+def _unshelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+    """Another host, or shelved as before."""
+    placing.elsewhere(engine, run, problem)
+
+
+def _forget(engine: Engine, run: Run) -> None:
+    assert engine.images is not None
+    engine.images.delete(run.data["image_id"])
+
+
+def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
+    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+
+
+_FORGET = Step("forget", "last: the server runs, and its disk is the truth again", outside=_forget)
+
+UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
+    Step("look", "before a host is claimed for it", outside=_look),
+    Step("place", "as for a new server", propose=_propose, apply=_claim, undo=placing.leave),
+    Step("build", "the guest is made of the shelved image", command=_build, done=_back, pivot=True),
+    _FORGET,
+))
+
+UNSHELVE_HERE = Workflow("unshelve_here", steps=(
+    Step("run", "the guest is still there, stopped", command=_run_again, before=_will_run, done=_back, pivot=True),
+    _FORGET,
+))
