@@ -9,21 +9,31 @@ line written before the verb returns, and the file is read and shortened at star
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from io import FileIO
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.driver import (
+    PAUSED,
+    RUNNING,
+    SHUTDOWN,
+    Cancelled,
+    ImageReader,
+    ImageWriter,
+    Run,
+    VerbFailed,
+)
+from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
 
+#: Bytes of an image that are looked at for a disk's files.
+MOST_KEPT = 1 << 20
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
 
 
@@ -44,15 +54,6 @@ class Fail:
     details: str = "scripted"
 
 
-@dataclass(slots=True)
-class Guest:
-    power_state: int
-    fence: int
-    boots: int = 0
-    console: str = ""
-    ignores_acpi: bool = False
-
-
 class MemoryDriver:
     """Implements ``Driver``. ``guests`` may be shared by two drivers: the same host, restarted."""
 
@@ -68,7 +69,7 @@ class MemoryDriver:
         self._watchers: list[Callable[[str], None]] = []
         self._changed: deque[str] = deque()
         self._lock = threading.RLock()
-        self._file = self._restore(Path(state_file)) if state_file else None
+        self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
 
     def inventory(self) -> HostInventory:
         self._begin("inventory")
@@ -84,13 +85,11 @@ class MemoryDriver:
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         after = self._begin("ensure_guest", spec.server, run)
-        if spec.image is not None and self._read_images:
-            run.phase("fetching image")
-            _read(spec.image, read_image, run)
+        disk = self._fetch(spec.image, read_image, run)
         run.phase("starting")
         _pause(0, run)
         with self._lock:
-            guest = self.guests.setdefault(spec.server, Guest(SHUTDOWN, spec.fence))
+            guest = self.guests.setdefault(spec.server, _made(spec, disk))
             state = self._start(spec.server, guest, spec.fence)
         return self._end(state, after, run)
 
@@ -105,7 +104,7 @@ class MemoryDriver:
         self._await_shutdown(server, timeout, run)
         with self._lock:
             guest = self._guest(server)
-            guest.fence = fence
+            guest.fence, guest.saved = fence, False
             self._power(server, guest, SHUTDOWN)
         return self._end(_state(server, guest), after, run)
 
@@ -115,9 +114,110 @@ class MemoryDriver:
         if (guest.power_state, guest.fence) != (RUNNING, fence):
             self._await_shutdown(server, timeout, run)
             with self._lock:
-                guest.power_state = SHUTDOWN
+                guest.power_state, guest.saved = SHUTDOWN, False
                 self._start(server, guest, fence)
         return self._end(_state(server, guest), after, run)
+
+    def ensure_paused(self, server: str, fence: int, run: Run) -> DomainState:
+        after = self._begin("ensure_paused", server, run)
+        with self._lock:
+            guest = self._active(server)
+            guest.fence = fence
+            self._power(server, guest, PAUSED)
+        return self._end(_state(server, guest), after, run)
+
+    def ensure_suspended(self, server: str, fence: int, run: Run) -> DomainState:
+        after = self._begin("ensure_suspended", server, run)
+        run.phase("saving memory 0 %")
+        _pause(0, run)
+        with self._lock:
+            guest = self._guest(server)
+            guest = guest if guest.saved else self._active(server)
+            guest.fence, guest.saved = fence, True
+            self._power(server, guest, SHUTDOWN)
+        return self._end(_state(server, guest), after, run)
+
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+        after = self._begin("rebuild", spec.server, run)
+        guest = self.guests.get(spec.server)
+        if guest is None or guest.made != spec.fence:
+            disk = self._fetch(spec.image, read_image, run)
+            run.phase("making disks")
+            _pause(0, run)
+            with self._lock:
+                guest = self._replace(spec, disk)
+        with self._lock:
+            state = self._start(spec.server, guest, spec.fence) if runs else _state(spec.server, guest)
+        return self._end(state, after, run)
+
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
+        after = self._begin("rescue", spec.server, run)
+        guest = self._guest(spec.server)
+        if guest.rescue != spec.fence:
+            self._fetch(image, read_image, run)
+            run.phase("making disks")
+            _pause(0, run)
+            with self._lock:
+                guest.rescue, guest.rescue_image = spec.fence, image.id
+                guest.power_state, guest.saved = SHUTDOWN, False
+        with self._lock:
+            state = self._start(spec.server, guest, spec.fence)
+        return self._end(state, after, run)
+
+    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
+        after = self._begin("unrescue", spec.server, run)
+        with self._lock:
+            guest = self._guest(spec.server)
+            if guest.rescue:
+                guest.rescue, guest.rescue_image = 0, ""
+                guest.power_state, guest.saved = SHUTDOWN, False
+            state = self._start(spec.server, guest, spec.fence)
+        return self._end(state, after, run)
+
+    def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
+        after = self._begin("snapshot", server, run)
+        with self._lock:
+            content = self._guest(server).disk_image()
+        run.phase("copying disk 100 %")
+        _pause(0, run)
+
+        def chunks() -> Iterator[bytes]:
+            _pause(0, run)
+            yield content
+            run.phase("uploading 100 %")
+
+        try:
+            write_image(chunks())
+        except errors.Unavailable:
+            raise
+        except errors.Problem as refused:
+            raise VerbFailed(refused.text, details=repr(refused)) from refused
+        _pause(after, run)
+        return len(content)
+
+    def inject_nmi(self, server: str) -> None:
+        after = self._begin("inject_nmi", server)
+        with self._lock:
+            guest = self._active(server)
+            guest.nmis += 1
+            guest.console += "NMI received\n"
+            self._write(server, guest)
+        _pause(after, QUIET)
+
+    def set_password(self, server: str, user: str, password: str) -> None:
+        after = self._begin("set_password", server)
+        with self._lock:
+            guest = self._active(server)
+            if not guest.has_agent or guest.power_state != RUNNING:
+                raise VerbFailed("The guest has no agent that answers; install and start qemu-guest-agent in it.")
+            guest.set_password(user, password)
+            self._write(server, guest)
+        _pause(after, QUIET)
+
+    def diagnostics(self, server: str) -> dict[str, Any]:
+        self._begin("diagnostics", server)
+        with self._lock:
+            return self._active(server).diagnostics()
 
     def ensure_absent(self, server: str, fence: int) -> None:
         after = self._begin("ensure_absent", server)
@@ -146,12 +246,19 @@ class MemoryDriver:
             self._power(server, self._guest(server), SHUTDOWN)
         self._tell()
 
+    def write_file(self, server: str, name: str, text: str) -> None:
+        """The guest writes a file to its own disk."""
+        with self._lock:
+            guest = self._guest(server)
+            guest.disk[name] = text
+            self._write(server, guest)
+
     def reboot_host(self) -> None:
         """The host loses its power and comes back: another boot id, and no guest runs."""
         with self._lock:
             self._boot_id = str(uuid.uuid4())
             if self._file is not None:
-                self._file.write(_line("boot_id", self._boot_id))
+                self._file.write(BOOT_ID, self._boot_id)
             for server, guest in self.guests.items():
                 guest.power_state = SHUTDOWN
                 self._write(server, guest)
@@ -182,11 +289,32 @@ class MemoryDriver:
                 raise VerbFailed("The server has no guest on this host.", details=f"no record of {server}")
             return self.guests[server]
 
+    def _active(self, server: str) -> Guest:
+        guest = self._guest(server)
+        if guest.power_state not in (RUNNING, PAUSED):
+            raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
+        return guest
+
+    def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
+        """The guest anew, off; its console goes on."""
+        old = self.guests.get(spec.server)
+        guest = self.guests[spec.server] = _made(spec, disk)
+        guest.made = spec.fence
+        if old is not None:
+            guest.boots, guest.console, guest.ignores_acpi = old.boots, old.console, old.ignores_acpi
+            guest.power_state = old.power_state
+        self._power(spec.server, guest, SHUTDOWN)
+        return guest
+
     def _start(self, server: str, guest: Guest, fence: int) -> DomainState:
+        """Boot it; one that is paused or saved goes on where it was."""
         guest.fence = fence
-        if guest.power_state != RUNNING:
+        if guest.power_state not in (RUNNING, PAUSED) and not guest.saved:
             guest.boots += 1
             guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
+        if guest.power_state not in (RUNNING, PAUSED):
+            guest.started = time.time()
+        guest.saved = False
         self._power(server, guest, RUNNING)
         return _state(server, guest)
 
@@ -210,30 +338,34 @@ class MemoryDriver:
             _pause(timeout, run)
 
     def _write(self, server: str, guest: Guest | None) -> None:
-        """One line for one change: cheap with a thousand guests, whole even when the process is killed."""
         if self._file is not None:
-            self._file.write(_line(server, guest))
+            self._file.write(server, guest)
 
-    def _restore(self, path: Path) -> FileIO:
-        """Read what an earlier process wrote, and write it again without what is past."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            server, fields = json.loads(line)
-            if server == "boot_id":
-                self._boot_id = fields
-            elif fields is None:
-                self.guests.pop(server, None)
+    def _restored(self, file: GuestFile) -> GuestFile:
+        for key, value in file.read():
+            if key == BOOT_ID:
+                self._boot_id = value
+            elif value is None:
+                self.guests.pop(key, None)
             else:
-                self.guests[server] = Guest(**fields)
-        part = path.with_name(f"{path.name}.part")
-        lines = [_line(server, guest) for server, guest in self.guests.items()]
-        part.write_bytes(b"".join([_line("boot_id", self._boot_id), *lines]))
-        os.replace(part, path)
-        return FileIO(path, "a")
+                self.guests[key] = value
+        file.begin(self._boot_id, self.guests)
+        return file
+
+    def _fetch(self, image: ImageRef | None, read_image: ImageReader, run: Run) -> dict[str, str]:
+        """The files of a disk made of the image."""
+        if image is None or not self._read_images:
+            return {}
+        run.phase("fetching image")
+        return read_disk(_read(image, read_image, run))
 
 
-def _line(key: str, value: Guest | str | None) -> bytes:
-    return json.dumps([key, asdict(value) if isinstance(value, Guest) else value]).encode() + b"\n"
+def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
+    """A guest that is off. The image says by its property when no agent runs in its guests."""
+    image = spec.image
+    return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
+                 has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
+                 memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive)
 
 
 def _state(server: str, guest: Guest) -> DomainState:
@@ -250,15 +382,18 @@ def _pause(seconds: float, run: Run) -> None:
     raise Cancelled
 
 
-def _read(image: ImageRef, read_image: ImageReader, run: Run) -> None:
+def _read(image: ImageRef, read_image: ImageReader, run: Run) -> bytes:
     digest = hashlib.new(image.hash_algo) if image.hash_algo else None
+    content = b""
     try:
         for chunk in read_image(image.id):
             if run.cancelled():
                 raise Cancelled
+            content += chunk[:MOST_KEPT - len(content)]
             if digest:
                 digest.update(chunk)
     except errors.NotFound as gone:
         raise VerbFailed(gone.text, details=f"image {image.id}") from gone
     if digest and digest.hexdigest() != image.hash_value:
         raise VerbFailed("The image does not have the checksum that the image service gave for it.")
+    return content

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from dataclasses import replace
 
 import pytest
 
-from common.models import DomainState, Flavor, GuestSpec
+from common.models import DomainState, Flavor, GuestSpec, ImageRef
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
+from compute_agent.virt.memory_guest import read_disk
 
 SERVER = str(uuid.UUID(int=1))
 
@@ -88,3 +90,44 @@ def test_rebooted_host_has_another_boot_id_and_nothing_runs() -> None:
     driver.reboot_host()
     assert driver.boot_id() != before
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 1)]
+
+
+def test_disk_of_a_snapshot_has_the_files_that_the_guest_wrote(tmp_path) -> None:
+    driver = MemoryDriver(state_file=tmp_path / "host.json", read_images=True)
+    boot(driver)
+    driver.write_file(SERVER, "canary", "sings")
+    stored: list[bytes] = []
+    assert driver.snapshot(SERVER, 2, lambda chunks: stored.extend(chunks), QUIET) == len(b"".join(stored))
+    again = replace(spec(str(uuid.UUID(int=2))), image=ImageRef("copy"))
+    driver.ensure_guest(again, lambda image: iter(stored), QUIET)
+    assert MemoryDriver(state_file=tmp_path / "host.json").guests[again.server].disk == {"canary": "sings"}
+    assert read_disk(b"another image") == {}
+
+
+def test_passwords_are_kept_hashed_and_only_where_an_agent_is(tmp_path) -> None:
+    driver = MemoryDriver(state_file=tmp_path / "host.json")
+    boot(driver)
+    driver.set_password(SERVER, "root", "hunter2 indeed")
+    guest = driver.guests[SERVER]
+    assert guest.knows_password("root", "hunter2 indeed")
+    assert not guest.knows_password("root", "another") and not guest.knows_password("admin", "")
+    assert "hunter2" not in (tmp_path / "host.json").read_text() + repr(guest)
+    guest.has_agent = False
+    with pytest.raises(VerbFailed, match="no agent"):
+        driver.set_password(SERVER, "root", "more")
+
+
+def test_image_says_that_its_guests_have_no_agent() -> None:
+    driver = MemoryDriver()
+    silent = replace(spec(), image=ImageRef("silent", properties={"hw_qemu_guest_agent": "no"}))
+    driver.ensure_guest(silent, lambda image: iter(()), QUIET)
+    with pytest.raises(VerbFailed, match="no agent"):
+        driver.set_password(SERVER, "root", "more")
+
+
+def test_nmis_are_counted_one_for_each_call() -> None:
+    driver = MemoryDriver()
+    boot(driver)
+    driver.inject_nmi(SERVER)
+    driver.inject_nmi(SERVER)
+    assert driver.guests[SERVER].nmis == 2

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One guest in memory: its record, its disk as an image, its counters, and the file that keeps it.
+
+Used by ``virt.memory`` only. A disk is a table of files, name -> text, so that a test sees what an action keeps
+and what it gives up. As an image it is the header of an empty qcow2 with that table behind it: the image service
+takes it for what it is called, and a guest made of it has the files again.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from compute_agent.virt.driver import PAUSED, RUNNING
+
+#: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
+HEADER = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0).ljust(512, b"\0")
+MARK = b'{"kilonova memory disk": '
+HASH_ROUNDS = 1000
+BOOT_ID = "boot_id"
+STATES = {RUNNING: "running", PAUSED: "paused"}
+
+
+@dataclass(slots=True)
+class Guest:
+    """``saved``: its memory is saved. ``made`` and ``rescue`` are the fences of the last rebuild and of the rescue
+    that lasts (0: none). ``passwords``: user -> salt and hash. ``has_agent`` is what a test says of the guest."""
+
+    power_state: int
+    fence: int
+    boots: int = 0
+    console: str = ""
+    ignores_acpi: bool = False
+    saved: bool = False
+    made: int = 0
+    rescue: int = 0
+    image: str = ""
+    rescue_image: str = ""
+    disk: dict[str, str] = field(default_factory=dict)
+    passwords: dict[str, str] = field(default_factory=dict)
+    has_agent: bool = True
+    nmis: int = 0
+    vcpus: int = 1
+    memory_mb: int = 0
+    config_drive: bool = False
+    started: float = 0.0
+
+    @property
+    def booted_from(self) -> str:
+        """The id of the image that the disk it boots from was made of; empty for a blank disk."""
+        return self.rescue_image if self.rescue else self.image
+
+    def set_password(self, user: str, password: str) -> None:
+        salt = secrets.token_hex(8)
+        self.passwords[user] = f"{salt}${_hash(password, salt)}"
+
+    def knows_password(self, user: str, password: str) -> bool:
+        salt, _, kept = self.passwords.get(user, "").partition("$")
+        return bool(kept) and secrets.compare_digest(kept, _hash(password, salt))
+
+    def disk_image(self) -> bytes:
+        """The disk as bytes that ``read_disk`` understands."""
+        return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not on it."""
+        return {
+            "state": STATES[self.power_state], "driver": "libvirt", "hypervisor": "memory", "hypervisor_os": "linux",
+            "uptime": max(0, int(time.time() - self.started)), "config_drive": self.config_drive,
+            "num_cpus": self.vcpus, "num_disks": 2 if self.rescue else 1, "num_nics": 0,
+            "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
+            "cpu_details": [{"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)],
+            "disk_details": [{"read_bytes": 0, "read_requests": 0, "write_bytes": 0, "write_requests": 0,
+                              "errors_count": None} for _ in range(2 if self.rescue else 1)],
+            "nic_details": []}
+
+
+def _hash(password: str, salt: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), HASH_ROUNDS).hex()
+
+
+def read_disk(image: bytes) -> dict[str, str]:
+    """The files of a disk that was made of this image: those of a snapshot, none of any other image."""
+    if not image.startswith(HEADER + MARK):
+        return {}
+    files: dict[str, str] = next(iter(json.loads(image[len(HEADER):]).values()))
+    return files
+
+
+class GuestFile:
+    """Keeps guests over the death of their process: one line for each change, which is cheap with a thousand
+    guests and whole even when the process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file: FileIO | None = None
+
+    def read(self) -> Iterator[tuple[str, Any]]:
+        """What was written, oldest first: (server, its guest or None) and (``BOOT_ID``, the boot's id)."""
+        for line in self._path.read_bytes().splitlines() if self._path.exists() else []:
+            key, value = json.loads(line)
+            yield key, Guest(**value) if isinstance(value, dict) else value
+
+    def begin(self, boot_id: str, guests: dict[str, Guest]) -> None:
+        """Write all anew, without what is past, and keep the file open for changes."""
+        part = self._path.with_name(f"{self._path.name}.part")
+        lines = [_line(server, guest) for server, guest in guests.items()]
+        part.write_bytes(b"".join([_line(BOOT_ID, boot_id), *lines]))
+        os.replace(part, self._path)
+        self._file = FileIO(self._path, "a")
+
+    def write(self, key: str, value: Guest | str | None) -> None:
+        if self._file is not None:
+            self._file.write(_line(key, value))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _line(key: str, value: Guest | str | None) -> bytes:
+    return json.dumps([key, asdict(value) if isinstance(value, Guest) else value]).encode() + b"\n"
