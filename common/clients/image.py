@@ -2,25 +2,29 @@
 """The image service (Glance v2), over HTTP only: what an image is, and its bytes.
 
 The API asks ``show`` with the user's token before it accepts a server; a found image is remembered for a few
-seconds for that token. Agents ``download`` with the short token of their command. The libraries that speak HTTP are
-imported at first use. A service that does not answer is Unavailable, never a missing image.
+seconds for that token. The conductor makes, finds and removes images with Kilonova's own token. Agents ``download``
+and ``upload`` with the short token of their command. The libraries that speak HTTP are imported at first use. A
+service that does not answer is Unavailable, never a missing image; what it refuses for good is another Problem.
 """
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from common import errors
 from common.models import ImageRef
 
 CHUNK = 1024 * 1024
 _REMEMBERED = 1000
-#: Keys of an image that are not properties of the user's or the operator's.
-_OWN_KEYS = frozenset((
+_STORING = 600               # seconds that the service may take to answer after an image's last byte
+#: Fields of an image's record; all other keys are properties.
+OWN_KEYS = frozenset((
     "id", "name", "status", "visibility", "size", "virtual_size", "checksum", "os_hash_algo", "os_hash_value", "owner",
     "created_at", "updated_at", "protected", "min_disk", "min_ram", "disk_format", "container_format", "tags", "self",
     "file", "schema", "direct_url", "locations", "os_hidden", "stores", "members", "os_glance_importing_to_stores",
@@ -44,7 +48,7 @@ class Image:
 
 def image_of(answer: dict[str, Any]) -> Image:
     """The record of a Glance v2 body."""
-    properties = {key: str(value) for key, value in answer.items() if key not in _OWN_KEYS and value is not None}
+    properties = {key: str(value) for key, value in answer.items() if key not in OWN_KEYS and value is not None}
     ref = ImageRef(id=str(answer["id"]), disk_format=answer.get("disk_format") or "", size=answer.get("size") or 0,
                    hash_algo=answer.get("os_hash_algo") or "", hash_value=answer.get("os_hash_value") or "",
                    properties=properties)
@@ -105,6 +109,63 @@ class Client:
         finally:
             answer.close()
 
+    def url(self, image_id: str) -> str:
+        """Where an image is."""
+        return f"{self._base()}/v2/images/{image_id}"
+
+    def create(self, record: Mapping[str, Any], token: str) -> None:
+        """Make an image's record under the id that it names; the same one again is fine.
+
+        Raises:
+            Conflict: the id is another image's. Forbidden, TooLarge, BadRequest: the service refuses.
+            Unavailable: the service does not answer.
+        """
+        answer = self._send("POST", "/v2/images", token, json=dict(record))
+        if answer.status_code == 409:
+            there = self._get(f"/v2/images/{record['id']}", token)
+            if there.status_code == 200 and _is(there.json(), record):
+                return
+        _check_change(answer)
+
+    def delete(self, image_id: str, token: str) -> None:
+        """Remove an image; one that is gone is fine.
+
+        Raises:
+            Forbidden, Conflict: it is protected, or in use. Unavailable: the service does not answer.
+        """
+        answer = self._send("DELETE", f"/v2/images/{image_id}", token)
+        if answer.status_code not in (404, 410):
+            _check_change(answer)
+
+    def find(self, filters: Mapping[str, str], token: str) -> list[dict[str, Any]]:
+        """The records of the images with these fields and properties, newest first.
+
+        Raises:
+            Unavailable: the service does not answer.
+        """
+        query = urlencode({**filters, "sort_key": "created_at", "sort_dir": "desc"})
+        path, found = f"/v2/images?{query}", []
+        while path:
+            answer = self._get(path, token)
+            _check(answer)
+            page = answer.json()
+            found += page["images"]
+            path = page.get("next") or ""
+        return found
+
+    def upload(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
+        """Give an image its bytes. ``chunks`` may raise to break it off: the image then stays without data.
+
+        Raises:
+            NotFound: its record is gone. Conflict: it has its bytes already. Forbidden, TooLarge: the service refuses.
+            Unavailable: the service does not answer, or breaks off.
+        """
+        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(chunks), timeout=_STORING,
+                            headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
+        if answer.status_code in (404, 410):
+            raise errors.NotFound(f"Image {image_id} could not be found.")
+        _check_change(answer)
+
     def _pieces(self, answer: Any) -> Iterator[bytes]:
         import requests
         try:
@@ -118,12 +179,18 @@ class Client:
                 self._found.clear()
             self._found[key] = (self.monotonic() + self.cache_seconds, image)
 
+    def _base(self) -> str:
+        return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/").removesuffix("/v2")
+
     def _get(self, path: str, token: str, stream: bool = False) -> Any:
+        return self._send("GET", path, token, stream=stream)
+
+    def _send(self, method: str, path: str, token: str, **more: Any) -> Any:
         from keystoneauth1 import exceptions
-        base = (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/").removesuffix("/v2")
+        headers = {"X-Auth-Token": token, **more.pop("headers", {})}
         try:
-            return self._http().request(base + path, "GET", headers={"X-Auth-Token": token}, raise_exc=False, log=False,
-                                        authenticated=False, stream=stream, connect_retries=1)
+            return self._http().request(self._base() + path, method, headers=headers, raise_exc=False, log=False,
+                                        authenticated=False, **{"connect_retries": 1, **more})
         except (exceptions.ClientException, OSError) as problem:
             raise errors.Unavailable("The image service does not answer; try again later.") from problem
 
@@ -134,8 +201,36 @@ class Client:
         return self._session
 
 
+def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Is this the image that the record would make? The service writes values its own way, as text or number."""
+    return all(str(there.get(key)) == str(value) for key, value in record.items())
+
+
 def _check(answer: Any) -> None:
     if answer.status_code == 401:
         raise errors.Unauthorized("The image service does not accept the token.")
     if answer.status_code >= 300:
         raise errors.Unavailable(f"The image service answered {answer.status_code}; try again later.")
+
+
+#: What the service refuses for good.
+_REFUSALS: dict[int, tuple[type[errors.Problem], str]] = {
+    400: (errors.BadRequest, "The image service does not accept the image: {}"),
+    403: (errors.Forbidden, "The image service forbids it, or the quota is used up: {}"),
+    404: (errors.NotFound, "The image service knows no such image: {}"),
+    409: (errors.Conflict, "The image service refuses: {}"),
+    413: (errors.TooLarge, "The image service has no room for the image: {}"),
+}
+
+
+def _check_change(answer: Any) -> None:
+    """As ``_check``, for requests that change something: a refusal is told as what it is, with the service's words."""
+    kind, text = _REFUSALS.get(answer.status_code, (None, ""))
+    if kind is not None:
+        raise kind(text.format(_words(answer.text)))
+    _check(answer)
+
+
+def _words(page: str) -> str:
+    """What a refusal says, without its markup; at most 200 characters."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:200] or "no reason was given"

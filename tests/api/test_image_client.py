@@ -30,11 +30,15 @@ class Glance(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status, self.asked, self.data, self.cut = 200, [], b"", 0
+        self.there, self.words, self.got = dict(BODY), "", b""
 
     status: int
     asked: list[tuple[str, str]]
     data: bytes
     cut: int
+    there: dict[str, Any]        # the image that a GET finds
+    words: str                   # the page of a refusal
+    got: bytes                   # the body of the last POST or PUT
 
     @property
     def url(self) -> str:
@@ -46,8 +50,36 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers["X-Auth-Token"]))
-        body = self.server.data if self.path.endswith("/file") else json.dumps(BODY).encode()
-        self.send_response(self.server.status)
+        if self.path.startswith("/v2/images?"):
+            body = self._page()
+        else:
+            body = self.server.data if self.path.endswith("/file") else json.dumps(self.server.there).encode()
+        self._answer(self.server.status if self.server.got == b"" else 200, body)
+
+    def _page(self) -> bytes:
+        if "marker=" in self.path:
+            return json.dumps({"images": [{"id": "b"}]}).encode()
+        return json.dumps({"images": [{"id": "a"}], "next": "/v2/images?marker=a"}).encode()
+
+    def do_POST(self) -> None:
+        self.server.asked.append((f"{self.command} {self.path}", self.headers["X-Auth-Token"]))
+        self.server.got = self._body()
+        self._answer(self.server.status, self.server.words.encode())
+
+    do_PUT = do_DELETE = do_POST
+
+    def _body(self) -> bytes:
+        """Whole, or in chunks, as it was sent."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        found = b""
+        while size := int(self.rfile.readline() or b"0", 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        return found
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[:-self.server.cut or None])
@@ -120,3 +152,85 @@ def test_an_image_without_bytes(glance: Glance) -> None:
     glance.status = 204
     with pytest.raises(errors.NotFound):
         list(image.Client(glance.url).download(ID, "token"))
+
+
+# --- what the conductor and the agents change ---
+RECORD = {"id": ID, "name": "snap", "disk_format": "qcow2", "min_disk": 1, "instance_uuid": "i"}
+
+
+def test_a_record_is_made(glance: Glance) -> None:
+    glance.status = 201
+    image.Client(glance.url).create(RECORD, "token")
+    assert glance.asked == [("POST /v2/images", "token")]
+    assert json.loads(glance.got) == RECORD
+
+
+def test_the_same_record_again_is_fine_and_another_s_is_not(glance: Glance) -> None:
+    client, glance.status = image.Client(glance.url), 409
+    glance.there = {**RECORD, "min_disk": 1, "status": "queued"}
+    client.create(RECORD, "token")
+    glance.there["instance_uuid"] = "other"
+    with pytest.raises(errors.Conflict):
+        client.create(RECORD, "token")
+
+
+REFUSALS = [(400, errors.BadRequest), (403, errors.Forbidden), (413, errors.TooLarge), (401, errors.Unauthorized),
+            (500, errors.Unavailable), (503, errors.Unavailable)]
+
+
+@pytest.mark.parametrize(("status", "kind"), REFUSALS)
+def test_a_refusal_is_told_with_the_service_s_words(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
+    glance.status, glance.words = status, "<html><h1>No</h1>\n quota  is used up</html>"
+    client = image.Client(glance.url)
+    for change in (lambda: client.create(RECORD, "token"), lambda: client.upload(ID, "token", [b"x"]),
+                   lambda: client.delete(ID, "token")):
+        with pytest.raises(kind) as raised:
+            change()
+        assert type(raised.value) is kind
+        assert status >= 500 or status == 401 or raised.value.text.endswith(": No quota is used up")
+
+
+@pytest.mark.parametrize("status", [204, 404, 410])
+def test_an_image_is_removed_or_gone_already(glance: Glance, status: int) -> None:
+    glance.status = status
+    image.Client(glance.url).delete(ID, "token")
+    assert glance.asked == [(f"DELETE /v2/images/{ID}", "token")]
+
+
+def test_images_are_found_over_all_pages_newest_first(glance: Glance) -> None:
+    found = image.Client(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
+    assert [record["id"] for record in found] == ["a", "b"]
+    assert [path for path, _ in glance.asked] == [
+        "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc", "/v2/images?marker=a"]
+    glance.status = 503
+    with pytest.raises(errors.Unavailable):
+        image.Client(glance.url).find({}, "token")
+
+
+def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
+    glance.status = 204
+    image.Client(glance.url).upload(ID, "token", (bytes([number]) * 100_000 for number in range(20)))
+    assert glance.asked == [(f"PUT /v2/images/{ID}/file", "token")]
+    assert glance.got == b"".join(bytes([number]) * 100_000 for number in range(20))
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)])
+def test_an_image_that_takes_no_bytes(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
+    glance.status = status
+    with pytest.raises(kind):
+        image.Client(glance.url).upload(ID, "token", [b"x"])
+
+
+def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
+    class Cancelled(Exception):
+        """What a verb that is cancelled raises."""
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 1000
+        raise Cancelled
+    with pytest.raises(Cancelled):
+        image.Client(glance.url).upload(ID, "token", chunks())
+
+
+def test_where_an_image_is() -> None:
+    assert image.Client("http://images/v2/").url(ID) == f"http://images/v2/images/{ID}"
