@@ -132,7 +132,8 @@ class Sync:
 
     ``session`` 0 is hello: it asks for a new session and brings ``inventory``. ``working`` lists the keys
     of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
-    report when it is not None; ``changed`` single domains that an event spoke of. ``ask`` is true for the
+    report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
+    are, by key. ``ask`` is true for the
     periodic exchange, which is answered with what the host should be doing.
     """
 
@@ -145,12 +146,14 @@ class Sync:
     domains: list[DomainState] | None = None
     changed: list[DomainState] = field(default_factory=list)
     inventory: HostInventory | None = None
+    phases: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
     """The conductor's half: the session in force (0: say hello again), the result keys it has written
-    down, the commands and debts that the host does not seem to know of."""
+    down, the commands and debts that the host does not seem to know of, and fences that it should know: all
+    guests' at hello, else those of domains that it told of under an older one."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)

@@ -116,8 +116,10 @@ ACTIONS: tuple[Action, ...] = (
            after=SHELVED, workflow="shelve"),
     Action("shelveOffload", "shelveOffload", _P + "os-shelve:shelve_offload", vm=(SHELVED,),
            during=SHELVING_OFFLOADING, after=SHELVED_OFFLOADED, workflow="offload"),
-    Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED, SHELVED_OFFLOADED), during=UNSHELVING,
-           after=ACTIVE, workflow="unshelve"),
+    Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED_OFFLOADED,), during=UNSHELVING, after=ACTIVE,
+           workflow="unshelve"),
+    Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED,), during=UNSHELVING, after=ACTIVE,
+           workflow="unshelve_here"),
     Action("os-getConsoleOutput", "console-output", _P + "os-console-output", query="console_output",
            task=ANY, locked=False, success=200),
     Action("diagnostics", "diagnostics", _P + "os-server-diagnostics", query="diagnostics", task=ANY, locked=False,
@@ -142,6 +144,13 @@ def action(key: str, value: str | None = None) -> Action | None:
         if row.key == key and (row.when is None or row.when[1] == value):
             return row
     return None
+
+
+def row(key: str, value: str | None = None) -> Action:
+    """The row of a body key that is known to be there."""
+    found = action(key, value)
+    assert found is not None, key
+    return found
 
 
 _REBUILD = {REBUILDING: "REBUILD", REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD", REBUILD_SPAWNING: "REBUILD"}
@@ -204,6 +213,7 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("shelve", "upload"): "compute_shelve_instance",
     ("offload", "remove"): "compute_shelve_offload_instance",
     ("unshelve", "build"): "compute_unshelve_instance",
+    ("unshelve_here", "run"): "compute_unshelve_instance",
     ("restore", "run"): "compute_restore_instance",
     ("soft_delete", "stop"): "compute_soft_delete_instance",
     ("delete", "remove"): "compute_terminate_instance",

@@ -25,11 +25,12 @@ from common.rpc.transport import Transport
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import Driver, Run, VerbFailed
+from compute_agent.virt.driver import Driver, ImageWriter, Run, VerbFailed
 
 log = logging.getLogger(__name__)
 PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
 PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
+_OLD_TOKEN = "the image service does not accept the token any more"
 CONSOLE_LIMIT = 64 * 1024
 
 
@@ -37,9 +38,9 @@ class Host:
     """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
 
     def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
-                 download: Callable[[Access, str], Iterator[bytes]]) -> None:
+                 images: Images) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
-        self._download = download
+        self._images = images
         self._access: Access | None = None
         self._moved: set[str] = set()
         self._lock = threading.Lock()
@@ -62,6 +63,11 @@ class Host:
                 return {"output": self._driver.console_output(arguments["server"], limit)}
             except VerbFailed as problem:
                 raise errors.NotFound(str(problem)) from problem
+        if verb == "diagnostics":
+            try:
+                return self._driver.diagnostics(arguments["server"])
+            except VerbFailed as problem:
+                raise errors.Conflict(str(problem)) from problem
         if verb == "domains":
             return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
         raise errors.NotImplementedHere(f"This host does not know the question {verb}; upgrade its agent.")
@@ -105,8 +111,16 @@ class Host:
         def read_image(image: str) -> Iterator[bytes]:
             if self._access is None:
                 raise errors.Unavailable("no access to the image service came with the command")
-            return self._download(self._access, image)
-        return verbs.Tools(self._driver, read_image, Run(phase, lambda: work.cancelled or self._stop.is_set()))
+            return self._images.download(self._access, image)
+
+        def write_image(image: str) -> ImageWriter:
+            def write(chunks: Iterator[bytes]) -> None:
+                if self._access is None:
+                    raise errors.Unavailable("no access to the image service came with the command")
+                self._images.upload(self._access, image, chunks)
+            return write
+        return verbs.Tools(self._driver, read_image, write_image,
+                           Run(phase, lambda: work.cancelled or self._stop.is_set()))
 
     def talk(self) -> None:
         """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer.
@@ -173,13 +187,25 @@ class Host:
             self._work.notify_all()
 
 
-def download(access: Access, image: str) -> Iterator[bytes]:
-    """An image's bytes; a token that is no longer accepted means that the command is sent again with a new one."""
-    from common.clients.image import Client
-    try:
-        yield from Client(access.url, cache_seconds=0).download(image, access.token)
-    except errors.Unauthorized as problem:
-        raise errors.Unavailable("the image service does not accept the token any more") from problem
+class Images:
+    """The image service, with the access that came with a command. A token that is no longer accepted means that the
+    command is sent again with a new one."""
+
+    def download(self, access: Access, image: str) -> Iterator[bytes]:
+        """An image's bytes."""
+        from common.clients.image import Client
+        try:
+            yield from Client(access.url, cache_seconds=0).download(image, access.token)
+        except errors.Unauthorized as problem:
+            raise errors.Unavailable(_OLD_TOKEN) from problem
+
+    def upload(self, access: Access, image: str, chunks: Iterator[bytes]) -> None:
+        """Store an image's bytes."""
+        from common.clients.image import Client
+        try:
+            Client(access.url, cache_seconds=0).upload(image, access.token, chunks)
+        except errors.Unauthorized as problem:
+            raise errors.Unavailable(_OLD_TOKEN) from problem
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
@@ -201,7 +227,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id())
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), download)
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images())
     agent_rpc.serve(transport, conf.host, host)
     threads = host.start(conf.agent.workers)
 

@@ -129,7 +129,7 @@ class Agent:
             self._reported_at = self._clock.monotonic()
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
-                    inventory)
+                    inventory, {key: work.phase for key, work in self._work.items() if work.running} if ask else {})
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
         """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence
@@ -155,5 +155,7 @@ class Agent:
                 del self._changed[told.server]
         if answer.guests is not None:
             for server, fence in answer.guests.items():
-                self._fences[server] = max(fence, self._fences.get(server, 0))
+                if fence > self._fences.get(server, 0):
+                    self._fences[server] = fence
+                    self._reported_at = None        # what was told under an older fence is told again
         self.accept(answer.commands)

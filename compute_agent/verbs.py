@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors
-from common.models import Command, DomainState, GuestSpec, Result
+from common.models import Command, DomainState, GuestSpec, ImageRef, Result
 from common.wire import from_wire
 from compute_agent.journal import Journal
-from compute_agent.virt.driver import Cancelled, Driver, ImageReader, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, Driver, ImageReader, ImageWriter, Run, VerbFailed
 
 log = logging.getLogger(__name__)
 FaultPoint = Callable[[str, str, str], None]
@@ -28,6 +28,7 @@ class Tools:
 
     driver: Driver
     read_image: ImageReader
+    write_image: Callable[[str], ImageWriter]
     run: Run
 
 
@@ -36,7 +37,7 @@ class Verb:
     """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
     ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported."""
 
-    do: Callable[[Tools, Command], DomainState | None]
+    do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
     starts: bool = False
     once: bool = False
     insists: bool = False
@@ -62,11 +63,54 @@ def _ensure_absent(tools: Tools, command: Command) -> None:
     tools.driver.ensure_absent(command.server, command.fence)
 
 
+def _ensure_paused(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.ensure_paused(command.server, command.fence, tools.run)
+
+
+def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.ensure_suspended(command.server, command.fence, tools.run)
+
+
+def _rebuild(tools: Tools, command: Command) -> DomainState:
+    spec = from_wire(GuestSpec, command.args["guest"])
+    return tools.driver.rebuild(spec, tools.read_image, bool(command.args["runs"]), tools.run)
+
+
+def _rescue(tools: Tools, command: Command) -> DomainState:
+    spec, image = from_wire(GuestSpec, command.args["guest"]), from_wire(ImageRef, command.args["image"])
+    return tools.driver.rescue(spec, image, tools.read_image, tools.run)
+
+
+def _unrescue(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.unrescue(from_wire(GuestSpec, command.args["guest"]), tools.run)
+
+
+def _snapshot(tools: Tools, command: Command) -> dict[str, Any]:
+    writer = tools.write_image(command.args["image_id"])
+    return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.run)}
+
+
+def _inject_nmi(tools: Tools, command: Command) -> None:
+    tools.driver.inject_nmi(command.server)
+
+
+def _set_password(tools: Tools, command: Command) -> None:
+    tools.driver.set_password(command.server, command.args["user"], command.args["admin_pass"])
+
+
 VERBS: dict[str, Verb] = {
     "ensure_guest": Verb(_ensure_guest, starts=True),
     "ensure_running": Verb(_ensure_running, starts=True),
     "ensure_stopped": Verb(_ensure_stopped),
     "reboot": Verb(_reboot, starts=True),
+    "ensure_paused": Verb(_ensure_paused),
+    "ensure_suspended": Verb(_ensure_suspended),
+    "rebuild": Verb(_rebuild, starts=True),
+    "rescue": Verb(_rescue, starts=True),
+    "unrescue": Verb(_unrescue, starts=True),
+    "snapshot": Verb(_snapshot),
+    "inject_nmi": Verb(_inject_nmi, once=True),
+    "set_password": Verb(_set_password, once=True),
     "ensure_absent": Verb(_ensure_absent, insists=True),
 }
 
@@ -88,8 +132,7 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
         journal.begin(command.key)
     fault_point(command.verb, command.step, "before")
     try:
-        state = verb.do(tools, command)
-        result = _ended(command, "done", {"power_state": state.power_state} if state else {})
+        result = _ended(command, "done", _told(verb.do(tools, command)))
     except Cancelled:
         log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
         return None
@@ -116,6 +159,13 @@ def _failed(command: Command, problem: Exception) -> Result:
     log.error("%s of server %s failed unexpectedly", command.verb, command.server, exc_info=problem)
     return _ended(command, "failed", error="The host failed unexpectedly; its log says more.",
                   details=f"{type(problem).__name__}: {problem}", retryable=True)
+
+
+def _told(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
+    """What a verb returned, as the result's data."""
+    if isinstance(outcome, DomainState):
+        return {"power_state": outcome.power_state}
+    return outcome or {}
 
 
 def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",

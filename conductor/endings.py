@@ -73,8 +73,7 @@ def _end_failed(tx: Connection, engine: Engine, workflow: Workflow, run: Run) ->
 def finish(run: Run, state: str, message: str | None = None) -> None:
     """The action lets its server go; secrets are forgotten."""
     row = BY_WORKFLOW[run.action.workflow]
-    run.changes.setdefault("task_state", None)
-    run.changes.update(action=None)
+    run.changes.update(task_state=None, action=None)
     if state == "done" and row.after:
         run.changes.setdefault("vm_state", row.after)
         run.changes.setdefault("fault", None)

@@ -17,7 +17,7 @@ from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store import actions, guests, hosts
 from common.store.engine import Connection, Row
-from conductor import runner
+from conductor import progress, runner
 from conductor.saga import Engine, Run, debt_command
 from conductor.workflows import WORKFLOWS
 
@@ -57,8 +57,7 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     session, booted = hosts.hello(tx, sync.host, sync.boot_id, sync.inventory, engine.ratios)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if booted:
-        row = states.action("reboot", "HARD")
-        assert row is not None
+        row = states.row("reboot", "HARD")
         for server in guests.wanted_running_on(tx, sync.host):
             system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",),
                                     request_id=ids.new_request())
@@ -73,7 +72,10 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
     paid = [(result.server, host, result.fence) for host, result in results
             if result.key.startswith("debt/") and result.status == "done"]
     news = _differing(tx, syncs)
+    phases = {key: phase for sync in syncs for key, phase in sync.phases.items() if not key.startswith("debt/")}
     touched = {result.server for _, result in results} | {server for _, server in news}
+    if phases:
+        progress.write(tx, phases)
     if not touched:
         return runner.Written({})
     servers = actions.lock_servers(tx, touched)
@@ -143,20 +145,37 @@ def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
                 and domain.power_state != server.power_state)
 
 
+#: What a guest did behind our back: (vm_state, power states seen) -> (vm_state, whether it may still run)
+_BEHIND_OUR_BACK: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...] = (
+    ((states.ACTIVE, states.PAUSED, states.RESCUED), (states.SHUTDOWN, states.CRASHED), states.STOPPED, False),
+    ((states.ACTIVE,), (states.POWER_PAUSED,), states.PAUSED, True),
+    ((states.PAUSED, states.STOPPED), (states.RUNNING,), states.ACTIVE, True),
+)
+
+
 def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
-    """A guest that stopped by itself is SHUTOFF; every other difference shows in power_state."""
+    """What happened behind our back is written down once; other differences show in power_state only."""
     changes: dict[str, dict[str, Any]] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
         if server is None or not _is_news(server, host, domain):
             continue
         changes[server_id] = {"power_state": domain.power_state}
-        is_off = domain.power_state in (states.SHUTDOWN, states.CRASHED)
-        if is_off and server.vm_state in (states.ACTIVE, states.PAUSED):
-            changes[server_id]["vm_state"] = states.STOPPED
-            guests.want(tx, [server_id], guests.STOPPED, False)
-            log.info("server %s stopped by itself on host %s", server_id, host)
+        for before, seen, after, may_run in _BEHIND_OUR_BACK:
+            if server.vm_state in before and domain.power_state in seen:
+                changes[server_id]["vm_state"] = after
+                guests.want(tx, [server_id], guests.RUNNING if may_run else guests.STOPPED, may_run)
+                log.info("server %s on host %s went from %s to %s by itself", server_id, host, server.vm_state, after)
     actions.update_servers(tx, changes)
+
+
+def _stale_fences(tx: Connection, sync: Sync) -> dict[str, int]:
+    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot count."""
+    told = {domain.server: domain for domain in [*(sync.domains or ()), *sync.changed]}
+    if not told:
+        return {}
+    return {row.id: row.fence for row in actions.servers_of(tx, told).values()
+            if row.host == sync.host and row.action is None and told[row.id].fence < row.fence}
 
 
 def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAnswer:
@@ -167,7 +186,7 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAns
     known = {*sync.working, *(result.key for result in sync.results)}
     commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=guests.fences_on(tx, sync.host) if hello else None)
+                      guests=guests.fences_on(tx, sync.host) if hello else _stale_fences(tx, sync) or None)
 
 
 def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:

@@ -2,8 +2,9 @@
 """The only executor of workflows: takes due actions, does the next step, writes down what happened.
 
 ``advance`` is a plain function of the engine; the threads that call it live in ``conductor.service``. It works in one
-of two lanes: OUTSIDE for the steps that call a neighbour, INSIDE for all others. Everything works on lists: what is due together is done in one transaction, and one
-by one when that fails. There is no recovery code: a step found unfinished is simply the next step.
+of two lanes: OUTSIDE for the steps that call a neighbour, INSIDE for all others. Everything works on lists: what is
+due together is done in one transaction, and one by one when that fails. There is no recovery code: a step found
+unfinished is simply the next step.
 """
 from __future__ import annotations
 

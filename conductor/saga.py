@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from common.clock import Clock
 from common.models import Command, ImageRef, RequestSpec, Result, Selection
-from common.vault import Vault
 from common.store.engine import Connection, Row, Store, moment, now
+from common.vault import Vault
 
 
 class Post(Protocol):

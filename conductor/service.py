@@ -23,7 +23,9 @@ from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import actions, services
 from common.store.engine import Connection, Store
+from common.vault import Vault
 from conductor import reports, runner
+from conductor.image_service import ImageService
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 
@@ -62,7 +64,7 @@ class Messages:
 
 
 def _fetches(command: Command) -> bool:
-    return bool(command.args.get("guest", {}).get("image"))
+    return bool(command.args.get("image_id") or command.args.get("image") or command.args.get("guest", {}).get("image"))
 
 
 class Conductor:
@@ -70,12 +72,18 @@ class Conductor:
 
     def __init__(self, engine: Engine, post: Messages) -> None:
         self.engine, self._post = engine, post
+        self._outside = threading.Event()
         self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
         self._heard: set[str] = set()
         self._own_ring_at: float | None = None
-        engine.ring = self._rung.set
+        engine.ring = self._wake
+
+    def _wake(self) -> None:
+        """Some action is due, in either lane."""
+        self._rung.set()
+        self._outside.set()
 
     def ring(self) -> None:
         self._rung.set()
@@ -99,18 +107,18 @@ class Conductor:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return SyncAnswer(given.session, given.acknowledged, [], given.guests), None
 
-    def advance(self) -> None:
-        """Loop: bring due actions on, while there may be more of them, then wait for the bell or a second."""
+    def advance(self, lane: str, rung: threading.Event) -> None:
+        """Loop: bring a lane's due actions on, while there may be more of them, then wait for the bell or a second."""
         while not self._stop.is_set():
-            self._rung.clear()
+            rung.clear()
             try:
-                while runner.advance(self.engine) >= self.engine.batch and not self._stop.is_set():
+                while runner.advance(self.engine, lane) >= self.engine.batch and not self._stop.is_set():
                     pass
             except errors.Unavailable as problem:
                 log.warning("due actions wait: %s", problem)
             except Exception:
                 log.exception("a round of the runner failed; the next begins in a second")
-            self._rung.wait(SWEEP)
+            rung.wait(SWEEP)
 
     def take_reports(self) -> None:
         """Loop: answer the syncs that have come in since the last round."""
@@ -157,9 +165,12 @@ class Conductor:
                 log.exception("a sweep failed; the next begins in a second")
 
     def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
-        """Start the three threads."""
+        """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
-            ("runner", self.advance), ("reports", self.take_reports), ("sweep", lambda: self.sweep(bell))]
+            ("runner", lambda: self.advance(runner.INSIDE, self._rung)),
+            ("outside", lambda: self.advance(runner.OUTSIDE, self._outside)),
+            ("reports", self.take_reports),
+            ("sweep", lambda: self.sweep(bell))]
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
         for thread in threads:
             thread.start()
@@ -172,7 +183,7 @@ class Conductor:
             left, self._inbox = self._inbox, []
         for _, answer in left:
             answer.set_exception(errors.Unavailable(STOPPING))
-        self._rung.set()
+        self._wake()
         self._spoken.set()
 
 
@@ -180,11 +191,15 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     store, transport = Store(conf.database.url), Transport(conf)
-    post = Messages(transport, Identity(conf))
-    engine = Engine(store, Clock(), post, owner, conf.conductor.batch, conf.conductor.max_attempts,
-                    conf.agent.shutdown_timeout, conf.conductor.host_silence,
-                    {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
-                     "DISK_GB": conf.agent.disk_allocation_ratio})
+    identity = Identity(conf)
+    post = Messages(transport, identity)
+    engine = Engine(
+        store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
+        shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
+        ratios={"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
+                "DISK_GB": conf.agent.disk_allocation_ratio},
+        images=ImageService(identity), vault=Vault(conf.secret_key),
+        shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval)
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)

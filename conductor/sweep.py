@@ -7,16 +7,23 @@ that calls it and the flags it is given live in ``conductor.service``.
 """
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
+from common import errors, ids, states
 from common.clock import SECOND
-from common.store import services
-from common.store.engine import Connection
+from common.context import RequestContext
+from common.store import actions, services
+from common.store.engine import Connection, Row
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
+_RECLAIM = dataclasses.replace(states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False)
+_OFFLOAD = states.row("shelveOffload")
 JUMP = 5.0                   #: seconds by which the database's clock may run apart from ours between sweeps
 
 
@@ -51,6 +58,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
         return services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
 
     down, doubtful = engine.store.write(work)
+    begin_due(engine)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
         log.warning("too few hosts are heard to judge by silence: the last known states stand")
@@ -58,3 +66,26 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     for host in down:
         log.warning("host %s has been silent for %d s: it counts as down", host, engine.host_silence)
     return down
+
+
+def begin_due(engine: Engine) -> None:
+    """Begin what time makes due: deletes of servers whose time to be restored is over, offloads of shelved ones."""
+    for row, since, seconds in ((_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
+                                (_OFFLOAD, "shelved_at", engine.shelved_offload_time)):
+        if seconds > 0:
+            resting = functools.partial(actions.resting, vm_state=row.vm[0], since=since, longer_than=seconds * SECOND,
+                                        limit=engine.batch)
+            for server in engine.store.read(resting):
+                _begin(engine, row, server)
+
+
+def _begin(engine: Engine, row: states.Action, server: Row[Any]) -> None:
+    """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
+    system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
+    try:
+        engine.store.write(lambda tx: actions.begin(tx, row, server.id, context=system))
+    except errors.Problem as problem:
+        log.info("server %s is left alone: %s", server.id, problem)
+        return
+    log.info("server %s: %s, because its time is over", server.id, row.name)
+    engine.ring()

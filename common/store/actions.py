@@ -182,6 +182,31 @@ def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[
     return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit)))
 
 
+def resting(tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int) -> list[Row[Any]]:
+    """Idle servers in this state for more than ``longer_than`` µs, by the column that says since when."""
+    query = sa.select(servers.c.id, servers.c.project_id).where(
+        servers.c[since] <= now() - longer_than, servers.c.vm_state == vm_state, servers.c.action.is_(None),
+        servers.c.deleted == 0)
+    return list(tx.execute(query.order_by(servers.c[since]).limit(limit)))
+
+
+def waiting(tx: Connection, action_ids: Iterable[str]) -> list[Row[Any]]:
+    """Those of these actions whose command is at a host."""
+    query = sa.select(actions).where(actions.c.id.in_(sorted(action_ids)), actions.c.state == "waiting")
+    return list(tx.execute(query))
+
+
+def show_progress(tx: Connection, server_id: str, fence: int, task_state: str | None, percent: int | None) -> None:
+    """Say how far a server's action is; no change of the server in the sense of ``updated_at``."""
+    values: Values = {}
+    if task_state is not None:
+        values["task_state"] = task_state
+    if percent is not None:
+        values["progress"] = percent
+    if values:
+        tx.execute(sa.update(servers).where(servers.c.id == server_id, servers.c.fence == fence).values(values))
+
+
 def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
     """A command was sent once more."""
     tx.execute(sa.update(actions).where(actions.c.id.in_(action_ids), actions.c.state == "waiting").values(

@@ -48,9 +48,10 @@ def _lock(tx: Connection, server_id: str, found: Row[Any], context: RequestConte
 
 
 def _unlock(tx: Connection, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> Values:
-    """An admin's lock is not undone by the owner."""
-    if found.locked_by == ADMIN and not context.is_admin:
-        raise errors.Forbidden("Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be performed.")
+    """An admin's lock is not undone by the owner, unless policy lets them (``override``)."""
+    if found.locked_by == ADMIN and not (context.is_admin or args.get("override")):
+        raise errors.Forbidden("Policy doesn't allow os_compute_api:os-lock-server:unlock:unlock_override to be "
+                               "performed.")
     return {"locked": False, "locked_by": None, "locked_reason": None}
 
 

@@ -174,7 +174,9 @@ servers = Table(
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
     Index("ix_servers_host", "host", "deleted"),
     Index("ix_servers_changed", "updated_at"),
-    Index("ix_servers_reservation", "reservation_id"))
+    Index("ix_servers_reservation", "reservation_id"),
+    Index("ix_servers_shelved_at", "shelved_at"),             # these two since 0002: mostly NULL
+    Index("ix_servers_soft_deleted_at", "soft_deleted_at"))
 
 actions = Table(
     "actions", metadata,

@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from common import errors
+from common import errors, states
 from common.store.engine import for_update, insert_many, now
 from common.store.paging import Order, after, fetch
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
@@ -61,13 +61,14 @@ _WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", 
 class Wanted:
     """What a list asks for.
 
-    project_id: None means all. deleted: None means both. filters: by the names in COLUMNS, a value or a list
-    of values. states: (vm_state, task_states) pairs of which one must hold; no task_states, but ``not_tasks``:
+    project_id: None means all. deleted: None means both. soft_deleted: also those that can be restored.
+    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states) pairs of which one must hold; no task_states, but ``not_tasks``:
     any but those. tags: the four kinds of tag filters. Times in microseconds, inclusive.
     """
 
     project_id: str | None = None
     deleted: bool | None = False
+    soft_deleted: bool = True
     filters: Mapping[str, Any] = field(default_factory=dict)
     states: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None
     tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -114,6 +115,8 @@ def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
         found.append(C.project_id == wanted.project_id)
     if wanted.deleted is not None:
         found.append(C.deleted == int(wanted.deleted))
+    if not wanted.soft_deleted:
+        found.append(C.vm_state != states.SOFT_DELETED)
     if wanted.changed_since is not None:
         found.append(C.updated_at >= wanted.changed_since)
     if wanted.changed_before is not None:

@@ -58,8 +58,8 @@ def _shelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed
 
 SHELVE = Workflow("shelve", failed=_shelve_failed, steps=(
     Step("stop", "first: what is written after the copy would be lost", command=_stop, done=_stopped),
-    Step("restart", "nothing to do forwards; backwards, a server that ran runs again", apply=lambda tx, engine, runs: None,
-         undo_command=_run_again, needed=_was_running),
+    Step("restart", "only on the way back: a server that ran runs again", undo_command=_run_again,
+         needed=_was_running),
     images.RECORD, images.UPLOAD,
     Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
     Step("offload", "last, and only where shelving gives the host up at once", apply=_leave_host,

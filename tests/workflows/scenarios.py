@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from common import states
 from tests.workflows.simulator import Cloud, Crash
@@ -10,25 +11,66 @@ from tests.workflows.simulator import Cloud, Crash
 
 @dataclass
 class Scenario:
-    """How a workflow is asked for, and how its server ends: (vm_state, number of domains)."""
+    """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number of domains, number
+    of images in the image service. ``before``: what was asked before; ``verb``: of its host step; ``fails_as``: the
+    vm_state when that fails, ``fails_with``: the domains then."""
 
-    ask: tuple[str, str | None]
+    ask: str
     ends: str
     domains: int = 1
-    before: tuple[tuple[str, str | None], ...] = ()
+    images: int = 0
+    before: tuple[str, ...] = ()
     fails_as: str = states.ACTIVE
+    fails_with: int = 1
+    fails_images: int = 0
     verb: str = ""
 
 
 SCENARIOS = {
-    "create": Scenario(("create", None), states.ACTIVE, fails_as=states.ERROR, verb="ensure_guest"),
-    "stop": Scenario(("os-stop", None), states.STOPPED, verb="ensure_stopped"),
-    "start": Scenario(("os-start", None), states.ACTIVE, before=(("os-stop", None),), fails_as=states.STOPPED,
-                      verb="ensure_running"),
-    "reboot_soft": Scenario(("reboot", "SOFT"), states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
-    "reboot_hard": Scenario(("reboot", "HARD"), states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
-    "delete": Scenario(("delete", None), states.DELETED, domains=0),
+    "create": Scenario("create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verb="ensure_guest"),
+    "stop": Scenario("os-stop", states.STOPPED, verb="ensure_stopped"),
+    "start": Scenario("os-start", states.ACTIVE, before=("os-stop",), fails_as=states.STOPPED, verb="ensure_running"),
+    "reboot_soft": Scenario("reboot:SOFT", states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
+    "reboot_hard": Scenario("reboot:HARD", states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
+    "pause": Scenario("pause", states.PAUSED, verb="ensure_paused"),
+    "unpause": Scenario("unpause", states.ACTIVE, before=("pause",), fails_as=states.PAUSED, verb="ensure_running"),
+    "suspend": Scenario("suspend", states.SUSPENDED, verb="ensure_suspended"),
+    "resume": Scenario("resume", states.ACTIVE, before=("suspend",), fails_as=states.SUSPENDED, verb="ensure_running"),
+    "crash_dump": Scenario("trigger_crash_dump", states.ACTIVE, verb="inject_nmi"),
+    "change_password": Scenario("changePassword", states.ACTIVE, verb="set_password"),
+    "rescue": Scenario("rescue", states.RESCUED, fails_as=states.ERROR, verb="rescue"),
+    "unrescue": Scenario("unrescue", states.ACTIVE, before=("rescue",), fails_as=states.ERROR, verb="unrescue"),
+    "rebuild": Scenario("rebuild", states.ACTIVE, fails_as=states.ERROR, verb="rebuild"),
+    "snapshot": Scenario("createImage", states.ACTIVE, images=1, verb="snapshot"),
+    "backup": Scenario("createBackup", states.ACTIVE, images=1, verb="snapshot"),
+    "shelve": Scenario("shelve", states.SHELVED, images=1, verb="snapshot"),
+    "offload": Scenario("shelveOffload", states.SHELVED_OFFLOADED, domains=0, images=1, before=("shelve",)),
+    "unshelve": Scenario("unshelve", states.ACTIVE, before=("shelve", "shelveOffload"), verb="ensure_guest",
+                         fails_as=states.SHELVED_OFFLOADED, fails_with=0, fails_images=1),
+    "unshelve_here": Scenario("unshelve", states.ACTIVE, before=("shelve",), verb="ensure_running",
+                              fails_as=states.SHELVED, fails_images=1),
+    "soft_delete": Scenario("softDelete", states.SOFT_DELETED, verb="ensure_stopped"),
+    "restore": Scenario("restore", states.ACTIVE, before=("softDelete",), verb="ensure_running",
+                        fails_as=states.SOFT_DELETED),
+    "delete": Scenario("delete", states.DELETED, domains=0),
 }
+
+#: What the API freezes of a request, by the action's key.
+ARGS: dict[str, dict[str, Any]] = {
+    "createImage": {"image_id": "11111111-1111-4111-8111-111111111111", "name": "snap"},
+    "createBackup": {"image_id": "22222222-2222-4222-8222-222222222222", "name": "backup", "backup_type": "daily",
+                     "rotation": 1},
+    "shelve": {"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"},
+    "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
+    "rebuild": {"runs": True},
+}
+SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
+
+
+def ask(cloud: Cloud, server: str, wanted: str) -> None:
+    """Ask for an action as the API does."""
+    key, _, value = wanted.partition(":")
+    cloud.ask(server, key, value or None, ARGS.get(key), SECRETS.get(key))
 
 
 @dataclass
@@ -41,10 +83,10 @@ class Trial:
     hits: list[tuple[str, ...]] = field(default_factory=list)
 
     def begin(self) -> None:
-        if self.scenario.ask[0] == "create":
+        if self.scenario.ask == "create":
             self.server = self.cloud.create()[0]
         else:
-            self.cloud.ask(self.server, *self.scenario.ask)
+            ask(self.cloud, self.server, self.scenario.ask)
 
     def crash_at(self, number: int) -> None:
         """Kill the process that reaches the fault point with this number; -1: only write the points down."""
@@ -78,10 +120,16 @@ class Trial:
                     self.cloud.restart_conductor()
         raise AssertionError("crashed more than once")
 
-    def is_right(self, ends: str, domains: int) -> None:
+    def has_ended(self) -> None:
+        """The server, its domains and its images are as the scenario says."""
+        self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
+
+    def is_right(self, ends: str, domains: int, images: int = 0) -> None:
         server = self.cloud.show(self.server)
         assert (server.vm_state, server.task_state, server.action) == (ends, None, None), server.fault
         assert len(self.cloud.domains(self.server)) == domains
+        assert len(self.cloud.images.records) == images
+        assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
 
 
@@ -89,11 +137,14 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
     scenario = SCENARIOS[workflow]
     cloud.round()
     trial = Trial(cloud, scenario)
-    if scenario.ask[0] != "create":
+    if scenario.ask != "create":
         trial.server = cloud.create()[0]
         cloud.settle()
-        for key, value in scenario.before:
-            cloud.ask(trial.server, key, value)
+        for host in cloud.hosts.values():
+            for guest in host.driver.guests.values():
+                guest.has_agent = True
+        for wanted in scenario.before:
+            ask(cloud, trial.server, wanted)
             cloud.settle()
     cloud.sent.clear()
     return trial

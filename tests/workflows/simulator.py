@@ -19,6 +19,7 @@ from common.errors import NoAnswer
 from common.models import Command, Flavor, RequestSpec, Selection
 from common.store import actions, doctor, schema
 from common.store.engine import Store, now
+from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
@@ -31,6 +32,7 @@ from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.select import Options
+from tests.workflows.images import Images
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
@@ -60,8 +62,8 @@ class Time:
 class Host:
     """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
 
-    def __init__(self, name: str, time: Time, script: dict[str, list[Any]] | None = None) -> None:
-        self.name, self.time = name, time
+    def __init__(self, name: str, time: Time, images: Images, script: dict[str, list[Any]] | None = None) -> None:
+        self.name, self.time, self.images = name, time, images
         self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script=script or {})
         self.journal = Journal(":memory:")
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
@@ -73,7 +75,8 @@ class Host:
     def work(self) -> None:
         """Carry out what is in hand."""
         while (work := self.agent.take()) is not None:
-            tools = verbs.Tools(self.driver, lambda image: iter(()), Run(lambda name: None, lambda: work.cancelled))
+            tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer,
+                                Run(lambda name: None, lambda: work.cancelled))
             self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
 
 
@@ -83,12 +86,19 @@ class Cloud:
     def __init__(self, store: Store, time: Time, hosts: int = 2) -> None:
         self.store, self.time = store, time
         schema.metadata.create_all(store.engine)
-        self.hosts = {f"h{n}": Host(f"h{n}", time) for n in range(1, hosts + 1)}
+        self.images = Images()
+        self.hosts = {f"h{n}": Host(f"h{n}", time, self.images) for n in range(1, hosts + 1)}
         self.scheduler = Proposals(Hosts(store, time, "nova"), Options())
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
-        self.engine = Engine(store, time, self, "c1/1", shutdown_timeout=0)
+        self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "vault": Vault("key"),
+                                        "shelved_offload_time": -1}
+        self.engine = self.conductor("c1/1")
         self.watch = Watch()
+
+    def conductor(self, owner: str) -> Engine:
+        """A conductor of this cloud."""
+        return Engine(self.store, self.time, self, owner, **self.options)
 
     # --- the post ---
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
@@ -117,13 +127,17 @@ class Cloud:
 
     def round(self) -> None:
         """Everybody does once what they have to do, and a second passes."""
-        while runner.advance(self.engine):
-            pass
+        self.advance()
         for host in list(self.hosts.values()):
             host.work()
             self.sync(host)
         sweep(self.engine, self.watch, list(self.hosts), True)
         self.time.pass_by(1)
+
+    def advance(self) -> None:
+        """Both lanes, until neither has anything due now."""
+        while runner.advance(self.engine) + runner.advance(self.engine, runner.OUTSIDE):
+            pass
 
     def settle(self, limit: int = 80) -> None:
         """Rounds until nothing is in hand."""
@@ -135,7 +149,7 @@ class Cloud:
 
     def restart_conductor(self) -> None:
         """Kill -9 and start again under the same name."""
-        self.engine = Engine(self.store, self.time, self, "c1/1", shutdown_timeout=0)
+        self.engine = self.conductor("c1/1")
         self.watch = Watch()
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
@@ -156,10 +170,12 @@ class Cloud:
                 servers.append(server)
         return servers
 
-    def ask(self, server: str, key: str, value: str | None = None) -> str:
-        row = states.action(key, value)
-        assert row is not None
-        return self.store.write(lambda tx: actions.begin(tx, row, server, context=USER, project_id="project"))
+    def ask(self, server: str, key: str, value: str | None = None, args: dict[str, Any] | None = None,
+            secrets: dict[str, Any] | None = None) -> str:
+        rows = [row for row in states.ACTIONS if row.key == key and (row.when is None or row.when[1] == value)]
+        sealed = self.engine.vault.seal(secrets) if secrets else None
+        return self.store.write(lambda tx: actions.begin(tx, rows, server, context=USER, project_id="project",
+                                                         args=args, secrets=sealed))
 
     def show(self, server: str) -> Any:
         return self.store.read(lambda tx: tx.execute(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
-from common.store import actions
+from common.context import RequestContext
+from common.store import actions, at_once
 from compute_agent.virt.memory import Fail
 from conductor import runner
-from conductor.saga import Engine
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
+
+ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 
 
 def test_a_dead_host_does_not_keep_a_server_from_being_deleted(cloud: Cloud) -> None:
@@ -98,7 +100,7 @@ def test_delete_in_the_middle_of_a_burst(cloud: Cloud, where: str) -> None:
         if at == where:
             cloud.engine.fault_point = lambda workflow, step, where: None
             cloud.ask(trial.server, "delete")
-            runner.advance(Engine(cloud.store, cloud.time, cloud, "c2/1"))
+            runner.advance(cloud.conductor("c2/1"))
             assert where == "committed" or cloud.show(trial.server).deleted == 0
     cloud.engine.fault_point = delete
     cloud.settle()
@@ -122,8 +124,7 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
 def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_once(cloud: Cloud) -> None:
     trial = trial_of(cloud, "start")
     trial.begin()
-    while runner.advance(cloud.engine):
-        pass
+    cloud.advance()
     host = cloud.hosts[cloud.show(trial.server).host]
     host.work()
     host.driver.power_off(trial.server)
@@ -145,3 +146,43 @@ def test_no_scheduler_is_waiting(cloud: Cloud) -> None:
     for _ in range(6):
         cloud.round()
     trial.is_right(states.ACTIVE, 1)
+
+
+def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
+    """The reset ended an action and raised the fence; the host learns the new one and tells again."""
+    trial = trial_of(cloud, "stop")
+    cloud.lose = lambda kind: kind == "do"
+    trial.begin()
+    cloud.advance()
+    cloud.store.write(lambda tx: at_once.do(tx, states.row("os-resetState"), trial.server, context=ADMIN,
+                                            args={"state": "active"}))
+    cloud.lose = lambda kind: False
+    cloud.hosts[cloud.show(trial.server).host].driver.power_off(trial.server)
+    for _ in range(65):
+        cloud.round()
+    trial.is_right(states.STOPPED, 1)
+
+
+@pytest.mark.parametrize(("seen", "after"), [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)])
+def test_what_happened_behind_our_back_is_written_down(cloud: Cloud, seen: int, after: str) -> None:
+    trial = trial_of(cloud, "stop")
+    cloud.hosts[cloud.show(trial.server).host].driver.guests[trial.server].power_state = seen
+    for _ in range(65):
+        cloud.round()
+    server = cloud.show(trial.server)
+    assert (server.vm_state, server.power_state) == (after, seen)
+    assert cloud.findings() == []
+
+
+def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "snapshot")
+    trial.begin()
+    cloud.advance()
+    host = cloud.hosts[cloud.show(trial.server).host]
+    work = host.agent.take()
+    assert work is not None
+    before = cloud.show(trial.server).updated_at
+    work.phase = "uploading 70 %"
+    cloud.sync(host)
+    server = cloud.show(trial.server)
+    assert (server.task_state, server.progress, server.updated_at) == (states.IMAGE_UPLOADING, 70, before)

@@ -12,3 +12,5 @@ def upgrade() -> None:
     op.add_column("servers", sa.Column("shelved_image_id", sa.String(36)))
     op.add_column("servers", sa.Column("shelved_at", sa.BigInteger()))
     op.add_column("servers", sa.Column("soft_deleted_at", sa.BigInteger()))
+    op.create_index("ix_servers_shelved_at", "servers", ["shelved_at"])
+    op.create_index("ix_servers_soft_deleted_at", "servers", ["soft_deleted_at"])

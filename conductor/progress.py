@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far long commands are: the phases that hosts tell become task_state and progress of the server.
+
+Written by the conductor with each periodic exchange while a command runs; it moves neither ``updated_at`` nor the
+fence, so that nobody who follows changes is woken by it.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from common import states
+from common.store import actions
+from common.store.engine import Connection
+
+#: (workflow's task_state while it runs, first words of the phase) -> task_state
+_TASKS: dict[str, dict[str, str]] = {
+    "create": {"fetching": states.BLOCK_DEVICE_MAPPING, "making": states.BLOCK_DEVICE_MAPPING,
+               "starting": states.SPAWNING},
+    "unshelve": {"fetching": states.UNSHELVING, "starting": states.SPAWNING},
+    "rebuild": {"making": states.REBUILD_BLOCK_DEVICE_MAPPING, "starting": states.REBUILD_SPAWNING},
+    "snapshot": {"copying": states.IMAGE_SNAPSHOT, "uploading": states.IMAGE_UPLOADING},
+}
+_PERCENT = re.compile(r"(\d{1,3})\s*%")
+
+
+def write(tx: Connection, phases: Mapping[str, str]) -> None:
+    """Phases by command key; keys of commands that nobody waits for any more are ignored."""
+    keys = {key.split("/")[0]: phase for key, phase in phases.items()}
+    for row in actions.waiting(tx, keys):
+        phase = keys[row.id]
+        task_state = _TASKS.get(row.workflow, {}).get(phase.split(" ")[0])
+        percent = _PERCENT.search(phase)
+        actions.show_progress(tx, row.server_id, row.fence, task_state,
+                              min(100, int(percent.group(1))) if percent else None)

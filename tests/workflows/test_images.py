@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions that make images: an image service that refuses or is silent, deletes in the middle, rotation, time."""
+from __future__ import annotations
+
+import pytest
+
+from common import errors, states
+from common.store import actions
+from compute_agent.virt.memory import Fail
+from conductor import runner
+from tests.workflows.scenarios import ARGS, ask, trial_of
+from tests.workflows.simulator import Cloud
+
+
+@pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
+def test_an_image_service_that_refuses_ends_the_action_as_before(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.images.refuses = "You have no room for another image."
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.ACTIVE, 1)
+    last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
+    assert (last.state, last.message) == ("failed", "You have no room for another image.")
+    assert [host.driver.guests[trial.server].power_state for host in cloud.hosts.values()
+            if trial.server in host.driver.guests] == [states.RUNNING]
+
+
+@pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"])
+def test_an_image_service_that_is_silent_makes_it_late(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.images.silent = 3
+    trial.begin()
+    cloud.settle()
+    trial.has_ended()
+
+
+def test_a_silent_image_service_delays_nobody_else(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "snapshot")
+    cloud.images.silent = 1000
+    trial.begin()
+    cloud.round()
+    server = cloud.create()[0]
+    cloud.round()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    cloud.images.silent = 0
+    cloud.settle()
+    trial.has_ended()
+
+
+@pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rounds: int) -> None:
+    trial = trial_of(cloud, workflow)
+    for host in cloud.hosts.values():
+        host.driver.script["snapshot"] = [Fail("never reached")] * 9
+    cloud.lose = lambda kind: kind == "do"
+    trial.begin()
+    for _ in range(rounds):
+        cloud.advance()
+    cloud.lose = lambda kind: False
+    cloud.ask(trial.server, "delete")
+    cloud.settle()
+    trial.is_right(states.DELETED, 0)
+
+
+@pytest.mark.parametrize("before", [("shelve",), ("shelve", "shelveOffload")])
+def test_delete_of_a_shelved_server_takes_its_image_with_it(cloud: Cloud, before: tuple[str, ...]) -> None:
+    trial = trial_of(cloud, "delete")
+    for wanted in before:
+        ask(cloud, trial.server, wanted)
+        cloud.settle()
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.DELETED, 0)
+
+
+def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "backup")
+    properties = {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}
+    for number in range(3):
+        cloud.ask(trial.server, "createBackup", args={
+            **ARGS["createBackup"], "image_id": f"{number:08d}-0000-4000-8000-000000000000", "rotation": 2,
+            "properties": properties})
+        cloud.settle()
+    assert sorted(cloud.images.records) == [f"{number:08d}-0000-4000-8000-000000000000" for number in (1, 2)]
+
+
+def test_shelving_gives_the_host_up_at_once_where_that_is_wanted(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "shelve")
+    cloud.engine.shelved_offload_time = 0
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    assert cloud.show(trial.server).host is None
+
+
+def test_a_shelved_server_is_offloaded_when_its_time_is_over(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "shelve")
+    cloud.engine.shelved_offload_time = 50
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.SHELVED, 1, images=1)
+    for _ in range(60):
+        cloud.round()
+    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+
+
+def test_a_soft_deleted_server_is_reclaimed_when_its_time_is_over(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "soft_delete")
+    cloud.engine.reclaim_interval = 50
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.SOFT_DELETED, 1)
+    for _ in range(60):
+        cloud.round()
+    trial.is_right(states.DELETED, 0)
+
+
+def test_a_restored_server_is_not_reclaimed(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "soft_delete")
+    cloud.engine.reclaim_interval = 50
+    trial.begin()
+    cloud.settle()
+    cloud.time.pass_by(60)
+    cloud.ask(trial.server, "restore")
+    for _ in range(60):
+        cloud.round()
+    trial.is_right(states.ACTIVE, 1)
+
+
+def test_unshelving_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "unshelve")
+    cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 9
+    trial.begin()
+    cloud.settle()
+    trial.has_ended()
+    assert cloud.show(trial.server).host == "h2"
+
+
+def test_an_undo_that_is_refused_is_an_error_that_says_so(cloud: Cloud) -> None:
+    """The copy fails, and then the guest that was stopped for it does not start again."""
+    trial = trial_of(cloud, "shelve")
+    for host in cloud.hosts.values():
+        host.driver.script["snapshot"] = [Fail("No space.")]
+        host.driver.script["ensure_running"] = [Fail("Cannot start.")]
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.ERROR, 1)
+    message = cloud.show(trial.server).fault["message"]
+    assert "No space." in message
+    assert "restart: Cannot start." in message
+
+
+def test_two_conflicting_actions_at_once_have_one_winner(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "snapshot")
+    trial.begin()
+    with pytest.raises(errors.WrongState, match="while it is in task_state image_snapshot_pending"):
+        cloud.ask(trial.server, "pause")
+    runner.advance(cloud.engine)
+    with pytest.raises(errors.WrongState):
+        ask(cloud, trial.server, "shelve")
+    cloud.settle()
+    trial.has_ended()
