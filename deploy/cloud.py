@@ -32,7 +32,7 @@ from deploy.servers import answers
 HOME = Path("/var/lib/kilonova-up")
 NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 SERVICES = ("api", "conductor", "scheduler", "agent")
-PASSWORDS = ("admin", "kilonova", "demo", "broker")
+PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Cloud:
     driver: str = "libvirt"
     broker_url: str | None = None
     database_url: str | None = None
+    shelved_offload_time: int = 0
 
     @classmethod
     def from_environment(cls) -> Cloud:
@@ -157,7 +158,8 @@ class Cloud:
         self.libvirt_folder(number).mkdir(exist_ok=True)
         database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
         sections: dict[str, dict[str, object]] = {
-            "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url},
+            "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url,
+                        "secret_key": self.password("sealing"), "shelved_offload_time": self.shelved_offload_time},
             "database": {"url": database},
             "api": {"host": "127.0.0.1", "port": self.ports.api},
             "agent": {"driver": self.driver, "libvirt_uri": uri(self.libvirt_folder(number))},
