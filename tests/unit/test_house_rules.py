@@ -45,7 +45,9 @@ THREADS = {
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
     "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
-    "compute_agent/virt/libvirt/driver.py": "looks again whether a guest has powered off, while its verb runs",
+    "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",
+    "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
+    "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
     "compute_agent/virt/libvirt/images.py": "reads from the network while the disk is written, to notice a cancel",
     "compute_agent/virt/memory.py": "a verb that is scripted to be slow",
 }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to libvirt: the only module that imports it.
 
-Called by ``virt.libvirt.driver`` and ``host``. Opens when first needed and again after libvirtd went away, keeps
-alive, translates errors, and turns libvirt's events into calls of the watcher. libvirt wants one thread that turns
-its event loop; watchers are called from another, so that they may ask libvirt questions.
+Called by the other modules here, which do their work on a domain through ``Connection.on``. Opens when first needed
+and again after libvirtd went away, keeps alive, translates errors, and turns libvirt's events into calls of the
+watcher. libvirt wants one thread that turns its event loop; watchers are called from another, so that they may ask
+libvirt questions.
 Must stay true: VerbFailed is raised only while libvirtd answers; when it does not, errors.NoAnswer is.
 """
 from __future__ import annotations
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import libvirt
@@ -29,7 +30,7 @@ from compute_agent.virt.driver import (
     SUSPENDED,
     VerbFailed,
 )
-from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, domain_name, read_metadata
+from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, Marks, domain_name, metadata, read_metadata
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -50,15 +51,33 @@ UNDEFINE = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFI
             | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
 #: The domain changed its state between our look and our call: what we wanted has happened already.
 OVERTAKEN = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
+#: The hypervisor cannot do it at all, as libvirt's mock-up often cannot.
+UNSUPPORTED = (libvirt.VIR_ERR_NO_SUPPORT,)
+#: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
+SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
+NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A domain that carries our metadata."""
+    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on."""
 
-    server: str
-    fence: int
+    marks: Marks
     power_state: int
+    saved: bool = False
+
+    @property
+    def server(self) -> str:
+        return self.marks.server
+
+    @property
+    def fence(self) -> int:
+        return self.marks.fence
+
+    @property
+    def active(self) -> bool:
+        """A QEMU holds its disks."""
+        return self.power_state in (RUNNING, PAUSED, SUSPENDED, CRASHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +119,52 @@ class Connection:
 
     def find(self, server: str) -> Found | None:
         """The server's domain, None when there is none."""
-        return self._on(server, "look for the guest", _found)
+        return self.on(server, "look for the guest", _found)
 
     def define(self, xml: str) -> None:
         self._call("define the guest",
                    lambda connection: connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE))
 
     def start(self, server: str) -> None:
-        self._on(server, "start the guest", lambda domain: None if domain.isActive() else domain.create())
+        self.on(server, "start the guest", lambda domain: None if domain.isActive() else domain.create())
+
+    def pause(self, server: str) -> None:
+        """Stop the CPUs; the memory stays."""
+        self.on(server, "pause the guest", lambda domain: domain.suspend(), OVERTAKEN)
 
     def resume(self, server: str) -> None:
-        self._on(server, "resume the guest", lambda domain: domain.resume(), OVERTAKEN)
+        self.on(server, "resume the guest", lambda domain: domain.resume(), OVERTAKEN)
 
     def press_power_button(self, server: str) -> None:
         """ACPI; the guest may take its time, or ignore it."""
-        self._on(server, "ask the guest to power off", lambda domain: domain.shutdown(), OVERTAKEN)
+        self.on(server, "ask the guest to power off", lambda domain: domain.shutdown(), OVERTAKEN)
 
     def destroy(self, server: str) -> None:
         """Pull the plug. Nothing runs afterwards."""
-        self._on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None, OVERTAKEN)
+        self.on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None, OVERTAKEN)
 
     def undefine(self, server: str) -> None:
         """Forget the domain; nothing happens when there is none."""
-        self._on(server, "remove the guest", _undefine)
+        self.on(server, "remove the guest", _undefine)
 
-    def set_metadata(self, server: str, element: str) -> None:
-        """Replace our element in the stored definition, and in the running one."""
+    def drop_saved(self, server: str) -> None:
+        """Forget the saved memory, if there is any."""
+        self.on(server, "remove the guest's saved memory",
+                lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None)
+
+    def describe(self, server: str) -> str:
+        """The domain's XML: of the running guest when it runs, else as it is stored. Empty when there is none."""
+        return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(0))) or ""
+
+    def mark(self, server: str, **changed: Any) -> None:
+        """Change our marks in the stored definition, and in the running one."""
         def write(domain: Any) -> None:
+            known = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
             flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
-            domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, PREFIX, NAMESPACE, flags)
-        self._on(server, "mark the guest", write)
+            domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, metadata(replace(known, **changed)), PREFIX,
+                               NAMESPACE, flags)
+        self.on(server, "mark the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed(server)`` whenever a domain's state changed, and for all after a reconnect."""
@@ -149,7 +183,7 @@ class Connection:
             except libvirt.libvirtError as error:
                 LOG.debug("libvirt was gone already: %s", error)
 
-    def _on(self, server: str, what: str, work: Callable[[Any], Answer],
+    def on(self, server: str, what: str, work: Callable[[Any], Answer],
             overtaken: tuple[int, ...] = ()) -> Answer | None:
         """Do ``work`` with the server's domain; None when there is no domain or the error says it is done."""
         def look_and_work(connection: Any) -> Answer | None:
@@ -234,7 +268,8 @@ def _found(domain: Any) -> Found | None:
     """None for a domain that is not ours or has just gone."""
     try:
         state, _ = domain.state()
-        server, fence = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
+        marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
+        saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
     except libvirt.libvirtError as error:
         if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
             return None
@@ -242,7 +277,7 @@ def _found(domain: Any) -> Found | None:
     except ValueError as error:
         LOG.warning("%s", error)
         return None
-    return Found(server, fence, POWER_STATES.get(state, NOSTATE))
+    return Found(marks, POWER_STATES.get(state, NOSTATE), saved)
 
 
 def _undefine(domain: Any) -> None:

@@ -1,62 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: a qcow2 overlay on its image, and the only place that runs qemu-img.
 
-Called by ``virt.libvirt.driver``. The server's folder holds a hard link ``base`` to the cached image and the
+Called by ``guests`` and ``snapshots``. The server's folder holds a hard link ``base`` to the cached image and the
 overlay ``disk`` on it. qemu-img is told every format and size, never opens the image itself, has limits on memory
 and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
-Must stay true: a file named ``disk`` is complete, and once it exists it is never made again.
+Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again.
 """
 from __future__ import annotations
 
+import json
 import os
+import re
+import select
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import IO, cast
 
-from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached
 
 LIMITS = ("prlimit", "--as=2147483648", "--cpu=60", "setpriv", "--pdeathsig", "KILL", "--")
+#: A large disk takes its time to copy; it is followed and can be cancelled.
+PATIENT_LIMITS = ("prlimit", "--as=2147483648", *LIMITS[3:])
+PERCENT = re.compile(rb"\((\d+)\.\d+/100%\)")
 SECONDS = 120
 
 
-def make(folder: Path, image: Cached | None, root_gb: int) -> Disk:
+def make(folder: Path, image: Cached | None, root_gb: int, name: str = "disk") -> Disk:
     """The server's root disk of ``root_gb`` GiB (0: as large as the image), made unless it exists.
 
+    ``name`` is its file's; its base is called ``base`` for the own disk, ``<name>.base`` for any other.
     VerbFailed (another host may do) when it cannot be written.
     """
-    disk = folder / "disk"
-    base = folder / "base" if image else None
-    if not disk.exists():
-        if image and base:
-            _link(image.path, base)
-        size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
-        if size == 0:
-            raise VerbFailed("A server without an image needs a flavor with a root disk.")
-        _create(disk, base, image.format if image else "", size)
-    return Disk(disk, base, image.format if image else "qcow2")
+    made = described(folder, image.format if image else None, name)
+    if not made.path.exists():
+        prepare(made, image, root_gb)
+        adopt(made)
+    return made
+
+
+def described(folder: Path, base_format: str | None, name: str = "disk") -> Disk:
+    """The disk of that name as it is or will be; ``base_format`` None: one without a base."""
+    base = folder / ("base" if name == "disk" else f"{name}.base")
+    return Disk(folder / name, base if base_format else None, base_format or "qcow2")
+
+
+def prepare(disk: Disk, image: Cached | None, root_gb: int) -> None:
+    """Make the disk and its base aside, as ``.part``; what has their names stays. Repeatable."""
+    size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
+    if size == 0:
+        raise VerbFailed("A server without an image needs a flavor with a root disk.")
+    if image and disk.base:
+        part = _part(disk.base)
+        part.unlink(missing_ok=True)
+        # The second name also tells the cache that the image is used.
+        os.link(image.path, part)
+    _create(disk.path, disk.base, disk.base_format, size)
+
+
+def adopt(disk: Disk) -> None:
+    """Give what ``prepare`` made its names, in place of what had them. The disk comes last: until then the old one
+    stands on a base that is not its own, and whoever asked for the new one must ask again."""
+    if disk.base:
+        part = _part(disk.base)
+        os.replace(part, disk.base)
+        # Renaming onto another name of the same file leaves both, by POSIX.
+        part.unlink(missing_ok=True)
+    else:
+        disk.path.with_name("base").unlink(missing_ok=True)
+    os.replace(_part(disk.path), disk.path)
+    _sync(disk.path.parent)
+
+
+def abandon(disk: Disk) -> None:
+    """Remove what ``prepare`` made and nobody adopted."""
+    for path in (disk.path, disk.base):
+        if path:
+            _part(path).unlink(missing_ok=True)
+
+
+def discard(folder: Path, *names: str) -> None:
+    """Remove these disks, their bases, and what was being made of them."""
+    for name in names:
+        disk = described(folder, "qcow2", name)
+        abandon(disk)
+        for path in (disk.path, disk.base):
+            if path:
+                path.unlink(missing_ok=True)
+
+
+def convert(disk: Disk, target: Path, run: Run) -> None:
+    """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must not be in use."""
+    chain = _layer(disk.path, "qcow2", _layer(disk.base, disk.base_format, None) if disk.base else None)
+    command = [*PATIENT_LIMITS, "qemu-img", "convert", "-p", "-O", "qcow2", f"json:{json.dumps(chain)}", str(target)]
+    with tempfile.TemporaryFile() as said, subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as process:
+        try:
+            _follow(process, run)
+        except BaseException:
+            process.kill()
+            raise
+        status = process.wait()
+        said.seek(0)
+        reason = said.read(1000).decode(errors="replace").strip()
+    if status != 0:
+        raise VerbFailed("The host could not copy the disk.", details=f"qemu-img ended with {status}: {reason}")
+
+
+def _layer(path: Path, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
+    """A file of a chain in QEMU's words; one of a kind that can have a backing file is told when it has none."""
+    told: dict[str, object] = {"driver": kind, "file": {"driver": "file", "filename": str(path)}}
+    return told if kind == "raw" else {**told, "backing": backing}
+
+
+def _follow(process: subprocess.Popen[bytes], run: Run) -> None:
+    """Tell how far it is until it closes its output; notice a cancel meanwhile."""
+    output = cast("IO[bytes]", process.stdout)
+    while True:
+        if run.cancelled():
+            raise Cancelled
+        ready, _, _ = select.select([output], [], [], 0.5)
+        told = os.read(output.fileno(), 4096) if ready else b"?"
+        if not told:
+            return
+        if percent := PERCENT.findall(told):
+            run.phase(f"copying disk {int(percent[-1])} %")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
 
 
 def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
-    part = disk.with_name("disk.part")
+    part = _part(disk)
     part.unlink(missing_ok=True)
     # -u: the inspector has already read the image's size, so that qemu-img need not open it.
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []
     _qemu_img("create", "-q", "-f", "qcow2", *backing, str(part), str(size))
     part.chmod(0o600)
     _sync(part)
-    os.replace(part, disk)
-    _sync(disk.parent)
-
-
-def _link(image: Path, base: Path) -> None:
-    """Give the image a second name, which also tells the cache that it is used."""
-    part = base.with_name("base.part")
-    part.unlink(missing_ok=True)
-    os.link(image, part)
-    os.replace(part, base)
-    # Renaming onto another name of the same file leaves both, by POSIX.
-    part.unlink(missing_ok=True)
 
 
 def _qemu_img(*arguments: str) -> None:

@@ -18,6 +18,15 @@ NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
 #: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
 UNSPEAKABLE = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+#: The marks that are numbers.
+NUMBERS = ("fence", "made", "rescue", "started")
+#: Where a rescue disk may be added: bus -> (its name there, the controller it needs).
+RESCUE_BUSES: dict[str, tuple[str, dict[str, str]]] = {
+    "virtio": ("vdb", {}), "ide": ("hdb", {}), "sata": ("sda", {"type": "sata", "index": "0"}),
+    "scsi": ("sda", {"type": "scsi", "index": "0", "model": "virtio-scsi"}),
+    "usb": ("sda", {"type": "usb", "index": "0", "model": "qemu-xhci"})}
+RESCUE_DEVICES = ("disk", "cdrom")
+AGENT_CHANNEL = "org.qemu.guest_agent.0"
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
@@ -33,6 +42,28 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Marks:
+    """What we write on a domain: whose it is, the fence that started it; the fences of its last rebuild and of the
+    rescue that lasts (0: none); and when it was started (seconds since the epoch)."""
+
+    server: str
+    fence: int
+    made: int = 0
+    rescue: int = 0
+    started: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """The disk to boot from instead of the own one. Without ``bus`` it is the first disk and the own one is the
+    second; with it the own disk stays the first, and this one is added as a ``device`` (disk or cdrom) there."""
+
+    disk: Disk
+    device: str = "disk"
+    bus: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Domain:
     """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own mock-up)."""
 
@@ -45,6 +76,12 @@ class Domain:
     disk: Disk
     console_log: Path
     config_drive: Path | None = None
+    made: int = 0
+    rescue: Rescue | None = None
+
+    @property
+    def marks(self) -> Marks:
+        return Marks(self.server, self.fence, self.made, self.fence if self.rescue else 0)
 
 
 def domain_name(server: str) -> str:
@@ -52,18 +89,23 @@ def domain_name(server: str) -> str:
     return f"instance-{server}"
 
 
-def metadata(server: str, fence: int) -> str:
-    """Our element of ``<metadata>``: whose domain it is and which fence started it. libvirt adds the namespace."""
-    return ElementTree.tostring(Element("server", id=server, fence=str(fence)), encoding="unicode")
+def metadata(marks: Marks) -> str:
+    """Our element of ``<metadata>``. libvirt adds the namespace."""
+    return ElementTree.tostring(Element("server", _attributes(marks)), encoding="unicode")
 
 
-def read_metadata(text: str) -> tuple[str, int]:
-    """(server, fence) of our element. ValueError when it is not ours."""
+def _attributes(marks: Marks) -> dict[str, str]:
+    numbers = {name: str(getattr(marks, name)) for name in NUMBERS if name == "fence" or getattr(marks, name)}
+    return {"id": marks.server, **numbers}
+
+
+def read_metadata(text: str) -> Marks:
+    """What our element says. ValueError when it is not ours."""
     element = ElementTree.fromstring(text)
-    server, fence = element.get("id"), element.get("fence", "")
-    if not server or not fence.isdecimal():
+    server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBERS}
+    if not server or not numbers["fence"].isdecimal():
         raise ValueError(f"not a domain of ours: {text[:200]!r}")
-    return server, int(fence)
+    return Marks(server, **{name: int(number) for name, number in numbers.items() if number.isdecimal()})
 
 
 def domain_xml(domain: Domain) -> str:
@@ -72,7 +114,7 @@ def domain_xml(domain: Domain) -> str:
     _text(root, "name", domain_name(domain.server))
     _text(root, "uuid", domain.server)
     _text(root, "title", UNSPEAKABLE.sub("\N{REPLACEMENT CHARACTER}", domain.name))
-    SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", id=domain.server, fence=str(domain.fence))
+    SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", _attributes(domain.marks))
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
     _text(root, "vcpu", str(domain.vcpus))
     _machine(root, domain)
@@ -89,7 +131,8 @@ def _machine(root: Element, domain: Domain) -> None:
         _text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
     _text(boot, "type", "hvm", arch="x86_64", machine="pc")
-    SubElement(boot, "boot", dev="hd")
+    if not (domain.rescue and domain.rescue.bus):     # then the disks themselves say which is booted
+        SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
     features = SubElement(root, "features")
     SubElement(features, "acpi")
@@ -103,24 +146,46 @@ def _machine(root: Element, domain: Domain) -> None:
 
 
 def _devices(devices: Element, domain: Domain) -> None:
-    _root_disk(devices, domain.disk)
+    _disks(devices, domain)
     if domain.config_drive:
         drive = SubElement(devices, "disk", type="file", device="cdrom")
         SubElement(drive, "driver", name="qemu", type="raw")
         SubElement(drive, "source", file=str(domain.config_drive))
         SubElement(drive, "target", dev="hda", bus="ide")
         SubElement(drive, "readonly")
-    SubElement(devices, "controller", type="usb", model="none")
+    if not (domain.rescue and domain.rescue.bus == "usb"):
+        SubElement(devices, "controller", type="usb", model="none")
     serial = SubElement(devices, "serial", type="pty")
     SubElement(serial, "log", file=str(domain.console_log), append="on")
     SubElement(serial, "target", port="0")
+    channel = SubElement(devices, "channel", type="unix")
+    SubElement(channel, "target", type="virtio", name=AGENT_CHANNEL)
     random = SubElement(devices, "rng", model="virtio")
     _text(random, "backend", "/dev/urandom", model="random")
     SubElement(devices, "memballoon", model="virtio")
 
 
-def _root_disk(devices: Element, disk: Disk) -> None:
-    element = SubElement(devices, "disk", type="file", device="disk")
+def _disks(devices: Element, domain: Domain) -> None:
+    """The own disk is always described in full, so that a snapshot of it can be taken from any state."""
+    rescue = domain.rescue
+    if rescue is None:
+        _overlay(devices, domain.disk, "vda")
+    elif not rescue.bus:
+        _overlay(devices, rescue.disk, "vda")
+        _overlay(devices, domain.disk, "vdb")
+    else:
+        name, controller = RESCUE_BUSES[rescue.bus]
+        SubElement(_overlay(devices, domain.disk, "vda"), "boot", order="2")
+        if controller:
+            SubElement(devices, "controller", controller)
+        added = _overlay(devices, rescue.disk, name, rescue.bus, rescue.device)
+        SubElement(added, "boot", order="1")
+        if rescue.device == "cdrom":
+            SubElement(added, "readonly")
+
+
+def _overlay(devices: Element, disk: Disk, name: str, bus: str = "virtio", device: str = "disk") -> Element:
+    element = SubElement(devices, "disk", type="file", device=device)
     SubElement(element, "driver", name="qemu", type="qcow2", discard="unmap")
     SubElement(element, "source", file=str(disk.path))
     backing = element
@@ -131,7 +196,8 @@ def _root_disk(devices: Element, disk: Disk) -> None:
         # The image stays the agent's: owned by QEMU's user, one guest's QEMU could write what the others read.
         SubElement(source, "seclabel", model="dac", relabel="no")
     SubElement(backing, "backingStore")
-    SubElement(element, "target", dev="vda", bus="virtio")
+    SubElement(element, "target", dev=name, bus=bus)
+    return element
 
 
 def _text(parent: Element, tag: str, text: str, **attributes: str) -> None:

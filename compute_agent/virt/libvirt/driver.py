@@ -1,45 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virt driver for QEMU and KVM through libvirt: what each verb does, in order.
+"""The virt driver for QEMU and KVM through libvirt: the verbs, each handed to the file that does it.
 
-Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. The work is in the files beside this one: images
-and disks make files, domain_xml describes, connection asks libvirt. A server has a folder
-``<state_dir>/instances/<id>/``; whoever removes that folder and the domain has removed the server from this host.
+Called by ``compute_agent.verbs`` through ``virt.driver.Driver``. Beside this file: guests makes and changes what a
+server is here, power starts and stops it, jobs runs what takes long, snapshots, guest_agent and diagnostics do what
+they are called; images and disks make files, domain_xml describes, connection asks libvirt.
 Must stay true: a verb looks first and then does what is missing, so that it can be repeated after any crash; while
-libvirtd is away it waits and repeats by itself.
+libvirtd is away it waits and repeats by itself, unless the verb must never be repeated.
 """
 from __future__ import annotations
 
 import functools
 import os
-import shutil
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common import errors
-from common.models import DomainState, GuestSpec, HostInventory
-from compute_agent import config_drive
-from compute_agent.virt.driver import (
-    PAUSED,
-    RUNNING,
-    SHUTDOWN,
-    Cancelled,
-    ImageReader,
-    Run,
-    VerbFailed,
-)
-from compute_agent.virt.libvirt import disks, host
-from compute_agent.virt.libvirt.connection import Connection, Found
-from compute_agent.virt.libvirt.domain_xml import Domain, domain_xml, metadata
-from compute_agent.virt.libvirt.images import GIBIBYTE, ImageCache
+from common.models import DomainState, GuestSpec, HostInventory, ImageRef
+from compute_agent.virt.driver import RUNNING, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.libvirt import diagnostics, guest_agent, host, images, power, snapshots
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.guests import Guests
+from compute_agent.virt.libvirt.images import ImageCache
 
 Answer = TypeVar("Answer")
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
-#: Seconds between two looks at a domain that should power off, and between two presses of its button: a guest
-#: that has just begun to boot misses the first.
-LOOK_EVERY, PRESS_EVERY, REPEAT_EVERY = 0.1, 5.0, 0.5
+REPEAT_EVERY = 0.5
 
 
 class LibvirtDriver:
@@ -54,8 +41,8 @@ class LibvirtDriver:
                  host_ip: str = "127.0.0.1", reserved_memory_mb: int = 0, reserved_disk_gb: int = 0,
                  image_ttl: float = 24 * 3600, patience: float = 60) -> None:
         self._state_dir = Path(state_dir).resolve()
-        self._instances = self._state_dir / "instances"
-        for folder in (self._state_dir, self._instances):
+        instances = self._state_dir / "instances"
+        for folder in (self._state_dir, instances):
             folder.mkdir(parents=True, exist_ok=True)
             # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
             folder.chmod(folder.stat().st_mode | 0o711)
@@ -66,6 +53,7 @@ class LibvirtDriver:
         self._patience = patience
         self._images = ImageCache(self._state_dir / "images", image_ttl)
         self._libvirt = Connection(uri)
+        self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type)
 
     @functools.cached_property
     def virt_type(self) -> str:
@@ -82,52 +70,77 @@ class LibvirtDriver:
         return host.boot_id()
 
     def domains(self) -> list[DomainState]:
-        return [_state(found) for found in self._libvirt.domains()]
+        return [power.state(found) for found in self._libvirt.domains()]
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
-        self._folder(spec.server)
-
-        def work() -> DomainState:
-            try:
-                return self._make_guest(spec, read_image, run)
-            except (Cancelled, errors.Unavailable):
-                raise
-            except Exception as error:
-                self._clean_up(spec.server, error)
-                if isinstance(error, VerbFailed):
-                    raise
-                raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
-                                 details=f"{type(error).__name__}: {error}") from error
-        return self._patiently(run, work)
+        return self._patiently(run, lambda: self._guests.make(spec, read_image, run))
 
     def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
-        def work() -> DomainState:
-            self._found(server)
-            return self._start(server, fence, run)
-        return self._patiently(run, work)
+        self._guests.folder(server)
+        return self._patiently(run, lambda: power.start(self._libvirt, server, fence, run))
 
     def ensure_stopped(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         def work() -> DomainState:
-            self._power_off(server, timeout, run)
-            self._libvirt.set_metadata(server, metadata(server, fence))
-            return _state(self._found(server))
+            power.off(self._libvirt, server, timeout, run)
+            self._libvirt.mark(server, fence=fence)
+            return power.state(power.find(self._libvirt, server))
+        self._guests.folder(server)
         return self._patiently(run, work)
 
     def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         def work() -> DomainState:
-            found = self._found(server)
+            found = power.find(self._libvirt, server)
             if (found.power_state, found.fence) == (RUNNING, fence):
-                return _state(found)
-            self._power_off(server, timeout, run)
-            return self._start(server, fence, run)
+                return power.state(found)
+            power.off(self._libvirt, server, timeout, run)
+            return power.start(self._libvirt, server, fence, run)
+        self._guests.folder(server)
         return self._patiently(run, work)
 
+    def ensure_paused(self, server: str, fence: int, run: Run) -> DomainState:
+        self._guests.folder(server)
+        return self._patiently(run, lambda: power.pause(self._libvirt, server, fence))
+
+    def ensure_suspended(self, server: str, fence: int, run: Run) -> DomainState:
+        self._guests.folder(server)
+        return self._patiently(run, lambda: power.suspend(self._libvirt, server, fence, run))
+
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+        return self._patiently(run, lambda: self._guests.rebuild(spec, read_image, runs, run))
+
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
+        return self._patiently(run, lambda: self._guests.rescue(spec, image, read_image, run))
+
+    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
+        return self._patiently(run, lambda: self._guests.unrescue(spec, run))
+
+    def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
+        folder = self._guests.folder(server)
+        target = folder / "snapshot.part"
+        try:
+            self._patiently(run, lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, run))
+            return images.upload(target, write_image, run)
+        finally:
+            target.unlink(missing_ok=True)
+
+    def inject_nmi(self, server: str) -> None:
+        self._found_active(server)
+        self._libvirt.on(server, "interrupt the guest", lambda domain: domain.injectNMI(0))
+
+    def set_password(self, server: str, user: str, password: str) -> None:
+        self._found_active(server)
+        guest_agent.set_password(self._libvirt, server, user, password)
+
+    def diagnostics(self, server: str) -> dict[str, Any]:
+        config = str(self._guests.folder(server) / "config")
+        return self._patiently(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
+
     def ensure_absent(self, server: str, fence: int) -> None:
-        self._patiently(QUIET, lambda: self._remove(server))
+        self._patiently(QUIET, lambda: self._guests.remove(server))
         self._images.evict()
 
     def console_output(self, server: str, limit: int) -> str:
-        log = self._folder(server) / "console.log"
+        log = self._guests.folder(server) / "console.log"
         # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
         text = _tail(log, limit)
         if text is None:
@@ -142,82 +155,10 @@ class LibvirtDriver:
     def close(self) -> None:
         self._libvirt.close()
 
-    def _make_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
-        folder = self._folder(spec.server)
-        found = self._libvirt.find(spec.server)
-        if found is None or found.power_state != RUNNING:
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o711)
-            image = (self._images.fetch(spec.image, spec.flavor.root_gb * GIBIBYTE, read_image, run)
-                     if spec.image else None)
-            run.phase("making disks")
-            disk = disks.make(folder, image, spec.flavor.root_gb)
-            drive = folder / "config" if spec.config_drive else None
-            if drive:
-                config_drive.build(spec, drive)
-            self._libvirt.define(domain_xml(Domain(
-                spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self.virt_type, disk,
-                folder / "console.log", drive)))
-        return self._start(spec.server, spec.fence, run)
-
-    def _start(self, server: str, fence: int, run: Run) -> DomainState:
-        """Make the domain run under this fence: the fence is written first, it counts once the domain runs."""
-        run.phase("starting")
-        found = self._found(server)
-        if run.cancelled():
-            raise Cancelled
-        if found.fence != fence:
-            self._libvirt.set_metadata(server, metadata(server, fence))
-        if found.power_state == PAUSED:
-            self._libvirt.resume(server)
-        elif found.power_state != RUNNING:
-            self._libvirt.start(server)
-        return _state(self._found(server))
-
-    def _power_off(self, server: str, timeout: float, run: Run) -> None:
-        """ACPI for ``timeout`` seconds, then the plug."""
-        deadline, press_at = time.monotonic() + timeout, 0.0
-        while (now := time.monotonic()) < deadline and self._found(server).power_state == RUNNING:
-            if run.cancelled():
-                raise Cancelled
-            if now >= press_at:
-                self._libvirt.press_power_button(server)
-                press_at = now + PRESS_EVERY
-            time.sleep(LOOK_EVERY)
-        if run.cancelled():
-            raise Cancelled
-        if self._found(server).power_state != SHUTDOWN:
-            self._libvirt.destroy(server)
-
-    def _clean_up(self, server: str, cause: Exception) -> None:
-        """After a definite failure nothing may be left; while that is not sure, it was not definite."""
-        try:
-            self._remove(server)
-        except (VerbFailed, OSError) as error:
-            raise errors.NoAnswer(f"{cause}; and what was made could not be removed: {error}") from error
-
-    def _remove(self, server: str) -> None:
-        folder = self._folder(server)
-        self._libvirt.destroy(server)
-        self._libvirt.undefine(server)
-        if folder.exists():
-            shutil.rmtree(folder)
-
-    def _found(self, server: str) -> Found:
-        self._folder(server)
-        found = self._libvirt.find(server)
-        if found is None:
-            raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
-        return found
-
-    def _folder(self, server: str) -> Path:
-        """The server's folder; an id that is not a UUID never becomes a path."""
-        try:
-            if str(uuid.UUID(server)) == server:
-                return self._instances / server
-        except ValueError:
-            pass
-        raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
+    def _found_active(self, server: str) -> None:
+        """Before a verb that is done at most once: libvirtd is there and the guest runs."""
+        self._guests.folder(server)
+        self._patiently(QUIET, lambda: power.find_active(self._libvirt, server))
 
     def _patiently(self, run: Run, work: Callable[[], Answer]) -> Answer:
         """Repeat while libvirtd is away: what became of the last try is seen by looking again."""
@@ -231,10 +172,6 @@ class LibvirtDriver:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(REPEAT_EVERY)
-
-
-def _state(found: Found) -> DomainState:
-    return DomainState(found.server, found.power_state, found.fence)
 
 
 def _tail(path: Path, limit: int) -> bytes | None:

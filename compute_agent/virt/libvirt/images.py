@@ -27,7 +27,7 @@ from oslo_utils.imageutils import format_inspector
 
 from common import errors
 from common.models import ImageRef
-from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, Run, VerbFailed
 
 #: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
 FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
@@ -249,3 +249,46 @@ def _key(image: ImageRef) -> str:
 def _stop_if_cancelled(run: Run) -> None:
     if run.cancelled():
         raise Cancelled
+
+
+def upload(path: Path, write_image: ImageWriter, run: Run) -> int:
+    """Hand the file's bytes to the image service; returns their number. A writer that hangs does not outlast a
+    cancel: it has a thread of its own."""
+    box: queue.Queue[Exception | None] = queue.Queue()
+    left, size, sent = threading.Event(), path.stat().st_size, 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        with path.open("rb") as file:
+            while chunk := file.read(MEBIBYTE):
+                if left.is_set():
+                    raise Cancelled
+                yield chunk
+                sent += len(chunk)
+
+    def push() -> None:
+        try:
+            write_image(chunks())
+            box.put(None)
+        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
+            box.put(error)
+
+    threading.Thread(target=push, name=f"upload-{path.parent.name}", daemon=True).start()
+    try:
+        while True:
+            run.phase(f"uploading {100 * sent // max(size, 1)} %")
+            _stop_if_cancelled(run)
+            try:
+                error = box.get(timeout=PATIENCE)
+            except queue.Empty:
+                continue
+            break
+    finally:
+        left.set()
+    if error is None:
+        run.phase("uploading 100 %")
+        return size
+    if isinstance(error, (VerbFailed, Cancelled, errors.Unavailable)):
+        raise error
+    text = error.text if isinstance(error, errors.Problem) else "The image service did not take the image."
+    raise VerbFailed(text, details=f"{type(error).__name__}: {error}") from error

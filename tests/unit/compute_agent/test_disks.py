@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt import disks, host
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import Cached
@@ -70,6 +70,61 @@ def test_without_image_the_disk_is_blank(tmp_path: Path) -> None:
     disks.make(tmp_path, None, 1)
     assert info(tmp_path / "disk")["virtual-size"] == GIB
     assert "backing-filename" not in info(tmp_path / "disk")
+
+
+@needs_qemu_img
+@pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
+def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format: str) -> None:
+    home = tmp_path / "server"
+    home.mkdir()
+    own = disks.make(home, cached(tmp_path), 1)
+    first = (home / "disk").stat().st_ino
+    image = cached(tmp_path, disk_format, 5 * MIB)
+    successor = disks.described(home, disk_format)
+    for _ in range(2):
+        disks.prepare(successor, image, 2)
+    assert own.path.stat().st_ino == first and info(own.path)["virtual-size"] == GIB
+    disks.abandon(successor)
+    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    disks.prepare(successor, image, 2)
+    disks.adopt(successor)
+    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    assert (home / "base").samefile(image.path) and info(own.path)["virtual-size"] == 2 * GIB
+    disks.make(home, image, 1, "rescue")
+    disks.discard(home, "rescue")
+    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+
+
+@needs_qemu_img
+@pytest.mark.parametrize("disk_format", ["raw", "qcow2", None])
+def test_copy_refers_to_nothing_and_believes_no_file(tmp_path: Path, disk_format: str | None) -> None:
+    image = cached(tmp_path, disk_format) if disk_format else None
+    disk = disks.make(tmp_path, image, 1)
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 64M 4k", str(disk.path)], check=True,
+                   capture_output=True)
+    # What a QEMU that was taken over could write into its own disk: another base.
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", str(secret), "-F", "raw", str(disk.path)],
+                   check=True)
+    phases: list[str] = []
+    disks.convert(disk, tmp_path / "copy", Run(phases.append, lambda: False))
+    assert "backing-filename" not in info(tmp_path / "copy")
+    assert phases[-1] == "copying disk 100 %"
+    assert b"secret" not in (tmp_path / "copy").read_bytes()
+    told = subprocess.run(["qemu-io", "-f", "qcow2", "-c", "read -P 7 64M 4k", str(tmp_path / "copy")], check=True,
+                          capture_output=True, text=True)
+    assert "read 4096/4096" in told.stdout and "failed" not in told.stdout
+
+
+@needs_qemu_img
+def test_copy_is_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
+    disk = disks.make(tmp_path, None, 1)
+    with pytest.raises(Cancelled):
+        disks.convert(disk, tmp_path / "copy", Run(lambda name: None, lambda: True))
+    with pytest.raises(VerbFailed, match="could not copy") as caught:
+        disks.convert(disk, tmp_path / "no folder" / "copy", Run(lambda name: None, lambda: False))
+    assert "no folder" in caught.value.details
 
 
 def test_without_image_and_size_there_is_no_disk(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from compute_agent.virt.libvirt.domain_xml import (
     Disk,
     Domain,
+    Marks,
+    Rescue,
     domain_name,
     domain_xml,
     metadata,
@@ -27,12 +29,16 @@ HOSTILE = "</title><devices>&amp;\"'\x00\x1b[2J\n\ud800\ufffe é 漢 ]]>"
 
 EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME / "base"), HOME / "console.log",
                   HOME / "config")
+RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
 DOMAINS = {
     "emulated": EMULATED,
     "kvm_raw_base": replace(EMULATED, virt_type="kvm", vcpus=4, memory_mb=8192, config_drive=None,
                             disk=Disk(HOME / "disk", HOME / "base", "raw")),
     "hostile_name": replace(EMULATED, name=HOSTILE),
     "blank_disk": replace(EMULATED, virt_type="test", disk=Disk(HOME / "disk")),
+    "rescued": replace(EMULATED, made=5, rescue=Rescue(RESCUE)),
+    "rescued_from_cdrom": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide")),
+    "rescued_from_usb": replace(EMULATED, rescue=Rescue(RESCUE, "disk", "usb")),
 }
 
 
@@ -51,7 +57,8 @@ def test_a_name_stays_text(name: str) -> None:
 
 
 def test_metadata_comes_back() -> None:
-    assert read_metadata(metadata(SERVER, 42)) == (SERVER, 42)
+    for marks in (Marks(SERVER, 42), Marks(SERVER, 42, made=7, rescue=9, started=1_800_000_000)):
+        assert read_metadata(metadata(marks)) == marks
 
 
 @pytest.mark.parametrize("text", ["<x/>", f"<x id='{SERVER}' fence='-1'/>", "<x fence='1'/>"])
@@ -62,11 +69,13 @@ def test_foreign_metadata_is_told_apart(text: str) -> None:
 
 def test_every_disk_ends_its_chain() -> None:
     for domain in DOMAINS.values():
-        disk = ElementTree.fromstring(domain_xml(domain)).find("devices/disk[@device='disk']")
-        assert disk is not None
-        while (backing := disk.find("backingStore")) is not None:
-            disk = backing
-        assert len(disk) == 0 and not disk.attrib
+        disks = [disk for disk in ElementTree.fromstring(domain_xml(domain)).iterfind("devices/disk")
+                 if disk.find("driver").get("type") == "qcow2"]
+        assert len(disks) == (2 if domain.rescue else 1)
+        for disk in disks:
+            while (backing := disk.find("backingStore")) is not None:
+                disk = backing
+            assert len(disk) == 0 and not disk.attrib
 
 
 def test_name_holds_the_whole_id() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from common import errors
 from common.models import ImageRef
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
-from compute_agent.virt.libvirt.images import ImageCache
+from compute_agent.virt.libvirt.images import ImageCache, upload
 
 GIB = 1 << 30
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
@@ -227,3 +228,40 @@ def test_full_disk_is_definite_and_another_host_may_do(tiny_disk: Path, announce
         ImageCache(tiny_disk).fetch(image, 0, chunks(content), QUIET)
     assert caught.value.retryable
     assert names(tiny_disk) == set()
+
+
+def test_upload_hands_out_all_bytes_in_small_chunks_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_bytes(bytes(range(256)) * 10_000)
+    chunks: list[bytes] = []
+    phases: list[str] = []
+    assert upload(tmp_path / "copy", chunks.extend, Run(phases.append, lambda: False)) == 2_560_000
+    assert b"".join(chunks) == (tmp_path / "copy").read_bytes()
+    assert max(len(chunk) for chunk in chunks) <= 1 << 20
+    assert (phases[0], phases[-1]) == ("uploading 0 %", "uploading 100 %")
+
+
+def test_upload_lets_go_of_a_writer_that_hangs(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_bytes(b"x")
+    cancelled, hang = threading.Event(), threading.Event()
+    threading.Timer(0.2, cancelled.set).start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        upload(tmp_path / "copy", lambda chunks: hang.wait(30) and None, Run(lambda name: None, cancelled.is_set))
+    hang.set()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("error", "raised", "text"), [
+    (errors.Forbidden("The image quota is used up."), VerbFailed, "image quota"),
+    (errors.Unavailable("The image service does not answer."), errors.Unavailable, "does not answer"),
+    (OSError("broken"), VerbFailed, "did not take the image"),
+])
+def test_upload_that_fails_says_whether_it_is_for_good(tmp_path: Path, error: Exception, raised: type[Exception],
+                                                     text: str) -> None:
+    def refuse(chunks: Iterator[bytes]) -> None:
+        next(chunks)
+        raise error
+
+    (tmp_path / "copy").write_bytes(b"x")
+    with pytest.raises(raised, match=text):
+        upload(tmp_path / "copy", refuse, Run(lambda name: None, lambda: False))

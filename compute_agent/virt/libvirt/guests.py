@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is on this host, its domain and its folder: made, made anew, booted from another disk, removed.
+
+Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has a folder
+``<instances>/<id>/``; whoever removes that folder and the domain has removed the server from this host.
+Must stay true: what a verb replaces is given up only when its successor lies beside it, verified; that the successor
+is in use is known from the marks on the domain, so that a verb cut off at any line can be repeated.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from common import errors
+from common.models import DomainState, GuestSpec, ImageRef
+from compute_agent import config_drive
+from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.libvirt import disks, power
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.domain_xml import (
+    RESCUE_BUSES,
+    RESCUE_DEVICES,
+    Disk,
+    Domain,
+    Rescue,
+    domain_xml,
+)
+from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
+
+RESCUE = "rescue"
+
+
+class Guests:
+    """The guests in ``instances``. ``virt_type`` is asked when a domain is defined. Thread-safe for different
+    servers."""
+
+    def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str]) -> None:
+        self._libvirt = libvirt
+        self._images = images
+        self._instances = instances
+        self._virt_type = virt_type
+
+    def folder(self, server: str) -> Path:
+        """The server's folder; an id that is not a UUID never becomes a path."""
+        try:
+            if str(uuid.UUID(server)) == server:
+                return self._instances / server
+        except ValueError:
+            pass
+        raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
+
+    def make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
+        """The server's guest, running. After VerbFailed nothing of it is left."""
+        self.folder(spec.server)
+        try:
+            return self._make(spec, read_image, run)
+        except (Cancelled, errors.Unavailable):
+            raise
+        except Exception as error:
+            self._clean_up(spec.server, error)
+            if isinstance(error, VerbFailed):
+                raise
+            raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
+                             details=f"{type(error).__name__}: {error}") from error
+
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+        """A new disk and config drive in place of the old ones, once for this fence."""
+        folder = self.folder(spec.server)
+        found = self._libvirt.find(spec.server)
+        if found is None or found.marks.made != spec.fence:
+            _open(folder)
+            disk, drive = _own(folder, spec), folder / "config.new"
+            try:
+                self._prepare(spec, spec.image, disk, read_image, run)
+                if spec.config_drive:
+                    config_drive.build(spec, drive)
+                self._end(spec.server)
+                disks.adopt(disk)
+            finally:
+                disks.abandon(disk)
+            if spec.config_drive:
+                os.replace(drive, folder / "config")
+            self._define(spec, made=spec.fence)
+            disks.discard(folder, RESCUE)
+        if runs:
+            return power.start(self._libvirt, spec.server, spec.fence, run)
+        return power.state(power.find(self._libvirt, spec.server))
+
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
+        """Boot from a disk made of ``image``; the own disk is the second one, or stays the first as the image's
+        properties hw_rescue_bus and hw_rescue_device say."""
+        folder = self.folder(spec.server)
+        marks = power.find(self._libvirt, spec.server).marks
+        if marks.rescue != spec.fence:
+            device, bus = _place(image)
+            disk = disks.described(folder, image.disk_format, RESCUE)
+            try:
+                self._prepare(spec, image, disk, read_image, run)
+                self._end(spec.server)
+                disks.adopt(disk)
+            finally:
+                disks.abandon(disk)
+            self._define(spec, made=marks.made, rescue=Rescue(disk, device, bus))
+        return power.start(self._libvirt, spec.server, spec.fence, run)
+
+    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
+        """Boot from the own disk again; the rescue disk goes."""
+        marks = power.find(self._libvirt, spec.server).marks
+        if marks.rescue:
+            if run.cancelled():
+                raise Cancelled
+            self._end(spec.server)
+            self._define(spec, made=marks.made)
+        disks.discard(self.folder(spec.server), RESCUE)
+        return power.start(self._libvirt, spec.server, spec.fence, run)
+
+    def remove(self, server: str) -> None:
+        """Domain, saved memory, disks and files; harmless when there are none."""
+        folder = self.folder(server)
+        self._libvirt.destroy(server)
+        self._libvirt.undefine(server)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    def _make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
+        folder = self.folder(spec.server)
+        found = self._libvirt.find(spec.server)
+        if found is None or not (found.active or found.saved):
+            _open(folder)
+            image = self._fetch(spec, spec.image, read_image, run)
+            run.phase("making disks")
+            disks.make(folder, image, spec.flavor.root_gb)
+            if spec.config_drive:
+                config_drive.build(spec, folder / "config")
+            self._define(spec, made=found.marks.made if found else 0)
+        return power.start(self._libvirt, spec.server, spec.fence, run)
+
+    def _prepare(self, spec: GuestSpec, image: ImageRef | None, disk: Disk, read_image: ImageReader, run: Run) -> None:
+        """Fetch the image and make the disk aside; the last moment to cancel."""
+        cached = self._fetch(spec, image, read_image, run)
+        run.phase("making disks")
+        disks.prepare(disk, cached, spec.flavor.root_gb)
+        if run.cancelled():
+            raise Cancelled
+
+    def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, run: Run) -> Cached | None:
+        return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if image else None
+
+    def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
+        folder = self.folder(spec.server)
+        self._libvirt.define(domain_xml(Domain(
+            spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self._virt_type(),
+            _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made,
+            rescue)))
+
+    def _end(self, server: str) -> None:
+        """Nothing runs of the domain, if there is one, and nothing is saved."""
+        if self._libvirt.find(server) is not None:
+            power.pull_plug(self._libvirt, server)
+
+    def _clean_up(self, server: str, cause: Exception) -> None:
+        """After a definite failure nothing may be left; while that is not sure, it was not definite."""
+        try:
+            self.remove(server)
+        except (VerbFailed, OSError) as error:
+            raise errors.NoAnswer(f"{cause}; and what was made could not be removed: {error}") from error
+
+
+def _open(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o711)
+
+
+def _own(folder: Path, spec: GuestSpec) -> Disk:
+    return disks.described(folder, spec.image.disk_format if spec.image else None)
+
+
+def _place(image: ImageRef) -> tuple[str, str]:
+    """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its own."""
+    device, bus = image.properties.get("hw_rescue_device", ""), image.properties.get("hw_rescue_bus", "")
+    if not device and not bus:
+        return "disk", ""
+    device = device or "disk"
+    bus = bus or ("ide" if device == "cdrom" else "virtio")
+    if device not in RESCUE_DEVICES or bus not in RESCUE_BUSES or (device, bus) == ("cdrom", "virtio"):
+        raise VerbFailed(f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
+                         f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(RESCUE_BUSES)}.")
+    return device, bus

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of a server's disk as one moment saw it: one qcow2 file that refers to nothing.
+
+Called by ``virt.libvirt.driver``. Of a domain that runs or is paused QEMU itself copies the disk, by a backup job,
+while the guest goes on; of one that is off qemu-img does, told the format of each file.
+Must stay true: the guest's own disk is only read, and a copy that was cut short is made anew.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from compute_agent.virt.libvirt import disks, guest_agent, jobs, power
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.domain_xml import Disk
+
+
+def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) -> None:
+    """Copy the disk ``own`` of the server's domain into ``target``, which may be what an earlier try has left."""
+    found = power.find(libvirt, server)
+    jobs.abort(libvirt, server)
+    target.unlink(missing_ok=True)
+    name, disk = own_disk(libvirt.describe(server), own)
+    run.phase("copying disk 0 %")
+    if run.cancelled():
+        raise Cancelled
+    if not found.active:
+        disks.convert(disk, target, run)
+        return
+    with guest_agent.frozen(libvirt, server):
+        order = backup_xml(name, target)
+        libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0))
+    jobs.backup(libvirt, server, run)
+
+
+def own_disk(described: str, own: Path) -> tuple[str, Disk]:
+    """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when it has none."""
+    for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
+        source, target = element.find("source"), element.find("target")
+        if source is None or target is None or source.get("file") != str(own):
+            continue
+        base, kind = element.find("backingStore/source"), element.find("backingStore/format")
+        if base is None or kind is None:
+            return target.get("dev", ""), Disk(own)
+        return target.get("dev", ""), Disk(own, Path(base.get("file", "")), kind.get("type", ""))
+    raise VerbFailed("The server has no disk of its own on this host.", details=f"no disk {own} in its domain")
+
+
+def backup_xml(name: str, target: Path) -> str:
+    """The order to copy one disk, and no other, into a new file."""
+    root = Element("domainbackup", mode="push")
+    disk = SubElement(SubElement(root, "disks"), "disk", name=name, type="file")
+    SubElement(disk, "target", file=str(target))
+    SubElement(disk, "driver", type="qcow2")
+    return ElementTree.tostring(root, encoding="unicode")
