@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from common.clients.image import Image
 from common.store.engine import Store
+from common.vault import Vault
 from compute_api.creating import Creator
 
 
@@ -29,14 +30,18 @@ class Agents(Protocol):
 
 
 class Images(Protocol):
-    """Looks an image up with the caller's token; raises BadRequest when it is not there for them."""
+    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there for them."""
 
     def show(self, image_id: str, token: str) -> Image: ...
+
+    def url(self, image_id: str) -> str:
+        """Where the image is."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options that handlers need."""
+    """The options that handlers need. answer_patience: seconds that an answer waits for a step; reclaim_interval:
+    seconds that a deleted server can be restored."""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -44,6 +49,8 @@ class Settings:
     policy_file: str | None = None
     default_zone: str = "nova"
     threads: int = 16
+    answer_patience: float = 30.0
+    reclaim_interval: int = 0
     quota: Mapping[str, int] = field(default_factory=lambda: {
         "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
         "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,
@@ -54,8 +61,9 @@ class Settings:
 class Services:
     """Everything outside the API that it calls, and what its requests share.
 
-    creator: the one door for new servers. query_slots: how many requests may wait for a host at a time, a quarter of
-    the threads, so that silent hosts cannot stop the API.
+    vault: seals passwords; None in a cloud without a key. creator: the one door for new servers. query_slots: how many
+    requests may wait for a host at a time, a quarter of the threads, so that silent hosts cannot stop the API.
+    wait_slots: how many may wait for a step of their action, as many.
     """
 
     store: Store
@@ -63,9 +71,12 @@ class Services:
     agents: Agents
     images: Images
     settings: Settings = field(default_factory=Settings)
+    vault: Vault | None = None
     creator: Creator = field(init=False)
     query_slots: threading.BoundedSemaphore = field(init=False)
+    wait_slots: threading.BoundedSemaphore = field(init=False)
 
     def __post_init__(self) -> None:
         self.creator = Creator(self.store, self.settings.quota)
         self.query_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))
+        self.wait_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))

@@ -35,6 +35,7 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     from common.rpc import agent, conductor
     from common.rpc.transport import Transport
     from common.store.engine import Store
+    from common.vault import Vault
     from compute_api import app, tokens
     from compute_api.dependencies import Services
     conf = conf or service.start("api")
@@ -42,7 +43,8 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     _opened.extend((transport, store))
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)
-    services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf))
+    vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
+    services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf), vault)
     return tokens.authenticated(app.create(services), conf)
 
 
@@ -51,7 +53,8 @@ def settings(conf: cfg.ConfigOpts) -> Any:
     from compute_api.dependencies import Settings
     return Settings(max_limit=conf.api.max_limit, max_body=conf.api.max_body, public_url=conf.api.public_url,
                     policy_file=conf.api.policy_file, default_zone=conf.scheduler.default_availability_zone,
-                    threads=conf.api.threads, quota={name: conf.quota[name] for name in conf.quota})
+                    threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
+                    quota={name: conf.quota[name] for name in conf.quota})
 
 
 def close() -> None:

@@ -175,13 +175,21 @@ class Schema:
         name = next((step for step in reversed(path) if isinstance(step, str)), "")     # not its place in a list
         if _SECRET.intersection(path):
             return f"Invalid input for field/attribute {name}. The value is not repeated here."
-        message = problem.message
+        shown = _masked(problem.instance)
+        message = problem.message.replace(repr(problem.instance), repr(shown))
         if problem.validator == "format":
-            message = f"{_short(problem.instance)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
+            message = f"{_short(shown)} {_SAYS.get(str(problem.validator_value), 'is not valid')}"
         if not name:
             return _short(message, quote=False)
-        return (f"Invalid input for field/attribute {name}. Value: {_short(problem.instance, quote=False)}. "
+        return (f"Invalid input for field/attribute {name}. Value: {_short(shown, quote=False)}. "
                 f"{_short(message, quote=False)}")
+
+
+def _masked(value: Any) -> Any:
+    """The value with the secrets in it left out."""
+    if isinstance(value, dict):
+        return {key: "***" if key in _SECRET else _masked(item) for key, item in value.items()}
+    return [_masked(item) for item in value] if isinstance(value, list) else value
 
 
 def _short(value: Any, quote: bool = True) -> str:

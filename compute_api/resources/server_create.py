@@ -13,9 +13,9 @@ is made twice; with another body it is a 409.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from common import errors, ids, models, states
 from common.clients.image import Image
 from common.store import flavors, hosts, keypairs, server_groups, servers
 from common.wire import to_wire
+from compute_api import passwords
 from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
 from compute_api.resources import server_parts as parts
@@ -32,9 +33,8 @@ from compute_api.resources.servers import zones
 from compute_api.validation import truth
 
 _API = "os_compute_api:"
-_PASSWORD_LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
-_PASSWORD_LENGTH = 12
 CREATE = next(row for row in states.ACTIONS if row.key == "create")
+Password = Callable[[str], str]            # of the first server's id
 
 
 @dataclass
@@ -57,10 +57,11 @@ def create(request: Request) -> Answer:
     body = request.body["server"]
     key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
     digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    created = _known(request, key, digest) or _commit(request, _understood(request, body), key, digest)
+    password = _password(body, key)
+    created = _known(request, key, digest) or _commit(request, _understood(request, body), key, digest, password)
     if not created.again:
         request.services.bell.ring()
-    return _answer(request, body, created, key)
+    return _answer(request, body, created, password)
 
 
 def _known(request: Request, key: str | None, digest: str) -> Created | None:
@@ -75,34 +76,33 @@ def _known(request: Request, key: str | None, digest: str) -> Created | None:
     return Created(row.server_id, row.reservation_id, again=True)
 
 
-def _commit(request: Request, order: Order, key: str | None, digest: str) -> Created:
+def _commit(request: Request, order: Order, key: str | None, digest: str, password: Password) -> Created:
     reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
     def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        return _rows(request, order, reservation_id, count)
+        return _rows(request, order, reservation_id, count, password)
     return request.services.creator.create(Creation(
         project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
         memory_mb=order.flavor.memory_mb, least=order.least, most=order.most, reservation_id=reservation_id, rows=rows,
         key=key, digest=digest, group=order.group))
 
 
-def _answer(request: Request, body: dict[str, Any], created: Created, key: str | None) -> Answer:
+def _answer(request: Request, body: dict[str, Any], created: Created, password: Password) -> Answer:
     if truth(body.get("return_reservation_id", False)):
         return Answer({"reservation_id": created.reservation_id})
     links = request.links.of("servers", created.server_id)
-    password = body.get("adminPass") or _password(created.server_id, key)
     return Answer({"server": {
         "id": created.server_id, "links": links, "OS-DCF:diskConfig": parts.disk_config(body),
-        "security_groups": parts.security_groups(body), "adminPass": password}},
+        "security_groups": parts.security_groups(body), "adminPass": password(created.server_id)}},
         headers={"Location": links[0]["href"]})
 
 
-def _password(server_id: str, key: str | None) -> str:
-    """A new password; with an Idempotency-Key one that only who knows the key can make again."""
-    if key is None:
-        return "".join(secrets.choice(_PASSWORD_LETTERS) for _ in range(_PASSWORD_LENGTH))
-    made = hmac.new(key.encode(), server_id.encode(), hashlib.sha256).digest()
-    return "".join(_PASSWORD_LETTERS[byte % len(_PASSWORD_LETTERS)] for byte in made[:_PASSWORD_LENGTH])
+def _password(body: dict[str, Any], key: str | None) -> Password:
+    """The one that was given, or a new one; with an Idempotency-Key one that can be made again."""
+    given = body.get("adminPass") or (passwords.new() if key is None else None)
+    if given is not None:
+        return lambda server_id: str(given)
+    return lambda server_id: passwords.derived(server_id, key or "")
 
 
 def _understood(request: Request, body: dict[str, Any]) -> Order:
@@ -130,7 +130,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "key_name": key.name if key else None, "key_data": key.public_key if key else None,
         "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
-        "security_groups": parts.security_groups(body), 
+        "security_groups": parts.security_groups(body),
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
@@ -194,13 +194,15 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: 
     return request.read(work)
 
 
-def _rows(request: Request, order: Order, reservation_id: str, count: int
+def _rows(request: Request, order: Order, reservation_id: str, count: int, password: Password
           ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of ``count`` servers and of the actions that will build them."""
     context = request.context
     server_rows, action_rows = [], []
-    for number in range(count):
-        server_id, action_id = ids.new(), ids.new()
+    server_ids = [ids.new() for _ in range(count)]
+    sealed = passwords.sealed(request.services.vault, password(server_ids[0]))
+    for number, server_id in enumerate(server_ids):
+        action_id = ids.new()
         suffix = f"-{number + 1}" if order.most > 1 else ""
         name = order.name + suffix
         hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
@@ -211,5 +213,5 @@ def _rows(request: Request, order: Order, reservation_id: str, count: int
         action_rows.append({
             "id": action_id, "server_id": server_id, "project_id": context.project_id, "user_id": context.user_id,
             "request_id": context.request_id, "name": CREATE.name, "workflow": CREATE.workflow, "args": order.args,
-            "fence": 1})
+            "fence": 1, "secrets": sealed})
     return server_rows, action_rows

@@ -17,6 +17,7 @@ from common.clients.image import Image
 from common.models import Flavor, HostInventory, ImageRef
 from common.store import hosts, schema
 from common.store.engine import Store, now
+from common.vault import Vault
 from compute_api import app
 from compute_api.dependencies import Services, Settings
 
@@ -39,6 +40,7 @@ class Agents:
 
     def __init__(self) -> None:
         self.output: str | None = "one\ntwo\nthree"
+        self.diagnostics: dict[str, Any] = {}
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.hold: threading.Event | None = None
 
@@ -48,7 +50,7 @@ class Agents:
             self.hold.wait(10)
         if self.output is None:
             raise errors.NoAnswer(f"{host} did not answer")
-        return {"output": self.output}
+        return self.diagnostics if verb == "diagnostics" else {"output": self.output}
 
 
 class Images:
@@ -64,6 +66,9 @@ class Images:
         if image_id not in self.images:
             raise errors.BadRequest(f"Can not find requested image {image_id}.")
         return self.images[image_id]
+
+    def url(self, image_id: str) -> str:
+        return f"http://images/v2/images/{image_id}"
 
 
 #: token -> user, project, roles
@@ -89,10 +94,12 @@ class Callers:
 class Cloud:
     """The application and everything around it, with shortcuts for requests."""
 
-    def __init__(self, url: str, **settings: Any) -> None:
+    def __init__(self, url: str, secret_key: str = "", **settings: Any) -> None:
         self.store = Store(url)
         self.bell, self.agents, self.images = Bell(), Agents(), Images()
-        self.services = Services(self.store, self.bell, self.agents, self.images, Settings(**settings))
+        self.vault = Vault(secret_key) if secret_key else None
+        self.services = Services(self.store, self.bell, self.agents, self.images,
+                                 Settings(**{"answer_patience": 0, **settings}), self.vault)
         self.client = falcon.testing.TestClient(Callers(app.create(self.services)))
 
     def furnish(self) -> None:

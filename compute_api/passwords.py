@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passwords for guests: made here, told once in the answer, and kept sealed until the action that sets them ends.
+
+Called by what creates, rebuilds and rescues servers. Nothing else ever sees one: no log, no journal, no argument of
+an action. In a cloud without a [DEFAULT] secret_key they are told and not kept.
+"""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import string
+
+from common.vault import Vault
+
+_LETTERS = "".join(sorted(set(string.ascii_letters + string.digits) - set("0O1Il")))
+_LENGTH = 12
+
+
+def new() -> str:
+    """A random one, of letters and digits that nobody confuses."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+
+
+def derived(server_id: str, key: str) -> str:
+    """The one of a server that was asked for with an Idempotency-Key: only who knows the key can make it again."""
+    made = hmac.new(key.encode(), server_id.encode(), hashlib.sha256).digest()
+    return "".join(_LETTERS[byte % len(_LETTERS)] for byte in made[:_LENGTH])
+
+
+def sealed(vault: Vault | None, password: str | None) -> str | None:
+    """What the action's row keeps of it; None without a key, or when there is none."""
+    if vault is None or password is None:
+        return None
+    return vault.seal({"admin_pass": password})
