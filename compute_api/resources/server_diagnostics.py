@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running guest's host counts of it, and the password that a guest has published."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors, states
+from compute_api.asking import ask
+from compute_api.request import Request
+from compute_api.views import diagnostics as view
+
+_DIAGNOSTICS = next(row for row in states.ACTIONS if row.query == "diagnostics")
+
+
+def show(request: Request, server: Any) -> dict[str, Any]:
+    """GET …/diagnostics: only a guest that runs has any."""
+    if server.power_state != states.RUNNING:
+        raise errors.WrongState("get_diagnostics", server.id, "power_state", str(server.power_state))
+    assert _DIAGNOSTICS.query is not None
+    return view.diagnostics(ask(request, server, _DIAGNOSTICS.query, {"server": server.id}), request.version)
+
+
+def password(request: Request, server: Any) -> dict[str, Any]:
+    """GET …/os-server-password: empty, since guests publish one through the metadata service, which is not here."""
+    return {"password": ""}
+
+
+def clear_password(request: Request, server: Any) -> None:
+    """DELETE …/os-server-password: there is none, which is what is asked for."""
