@@ -81,7 +81,7 @@ def _wanted(request: Request, operation: str) -> Wanted | None:
         raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
     return Wanted(
         project_id=_project(request, operation, all_filters), deleted=deleted, filters=filters, states=listed_states,
-        tags=_tags(request),
+        tags=_tags(request), soft_deleted=_soft_deleted(request, all_filters, deleted, listed_states),
         changed_since=times["changes-since"], changed_before=times["changes-before"],
         sort=_sort(request), marker=request.first("marker"), limit=request.limit)
 
@@ -115,11 +115,14 @@ def _boolean(request: Request, name: str) -> bool:
     return truth(value)
 
 
-def _states(statuses: Sequence[str]) -> tuple[list[tuple[str, Sequence[str], Sequence[str]]] | None, bool]:
+States = list[tuple[str, Sequence[str], Sequence[str]]]
+
+
+def _states(statuses: Sequence[str]) -> tuple[States | None, bool]:
     """The states that show as one of these statuses, and whether any of these exists."""
     if not statuses:
         return None, True
-    found: list[tuple[str, Sequence[str], Sequence[str]]] = []
+    found: States = []
     for status in statuses:
         for vm_state, tasks in states.vm_states_of(status.upper()):
             found.append((vm_state, tasks, () if tasks else _shown_otherwise(vm_state)))
@@ -144,6 +147,12 @@ def _deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:
     if all_filters and "deleted" in request.query:
         return _boolean(request, "deleted")
     return None if by_time else False
+
+
+def _soft_deleted(request: Request, all_filters: bool, deleted: bool | None, listed: States | None) -> bool:
+    """Servers that can be restored are listed to who asks for them, and where the deleted ones are."""
+    asked = all_filters and "soft_deleted" in request.query and _boolean(request, "soft_deleted")
+    return asked or deleted is not False or states.SOFT_DELETED in [vm_state for vm_state, _, _ in listed or ()]
 
 
 def _project(request: Request, operation: str, all_filters: bool) -> str | None:
@@ -179,6 +188,15 @@ def show(request: Request, server: Any) -> dict[str, Any]:
 
 def body_of(request: Request, server: Any, change: bool = False) -> dict[str, Any]:
     """One server as an answer; ``change``: to PUT."""
+    return view.one(server, _view_of(request, server), request.version, change)
+
+
+def rebuilt(request: Request, server: Any, password: str) -> dict[str, Any]:
+    """The server as the answer to its rebuild."""
+    return view.rebuilt(server, _view_of(request, server), request.version, password)
+
+
+def _view_of(request: Request, server: Any) -> view.View:
     made = view.View(request.links, request.is_admin, request.allowed(view.RULES))
 
     def work(tx: Any) -> None:
@@ -186,7 +204,7 @@ def body_of(request: Request, server: Any, change: bool = False) -> dict[str, An
             made.hosts = servers.host_facts(tx, [server.host])
         made.groups = server_groups.of_server(tx, server.id)
     request.read(work)
-    return view.one(server, made, request.version, change)
+    return made
 
 
 _UPDATED = {"name": "name", "description": "description", "accessIPv4": "access_ip_v4", "accessIPv6": "access_ip_v6",
@@ -212,13 +230,35 @@ def update(request: Request, server: Any) -> dict[str, Any]:
     return body_of(request, request.write(work), change=True)
 
 
-DELETE = next(row for row in states.ACTIONS if row.key == "delete")
+SOFT_DELETE, DELETE = (next(row for row in states.ACTIONS if row.key == key) for key in ("softDelete", "delete"))
 
 
 def delete(request: Request, server: Any) -> None:
-    """DELETE /servers/{id}: always wins over what is being done to the server."""
-    request.write(actions.begin, DELETE, server.id, context=request.context, project_id=request.scope)
+    """DELETE /servers/{id}: always wins over what is being done to the server.
+
+    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of something, or
+    was never whole, goes at once. A server that is kept already stays so: the same request changes nothing twice.
+    """
+    if request.services.settings.reclaim_interval == 0:
+        rows: tuple[states.Action, ...] = (DELETE,)
+    elif (server.vm_state, server.task_state) == (states.SOFT_DELETED, None):
+        return actions.check(DELETE, server.id, server, request.context)
+    else:
+        rows = (SOFT_DELETE, DELETE)
+    request.write(_begin_first, rows, server.id, request)
     request.services.bell.ring()
+    return None
+
+
+def _begin_first(tx: Any, rows: Sequence[states.Action], server_id: str, request: Request) -> str:
+    """Begin the first row that the server's state allows; the last one's refusal counts."""
+    *others, last = rows
+    for row in others:
+        try:
+            return actions.begin(tx, row, server_id, context=request.context, project_id=request.scope)
+        except errors.WrongState:
+            continue
+    return actions.begin(tx, last, server_id, context=request.context, project_id=request.scope)
 
 
 def zones(tx: Any, default: str) -> set[str]:

@@ -2,18 +2,76 @@
 """Bodies of POST /servers/{id}/action, by their key."""
 from __future__ import annotations
 
-from compute_api.schemas.common import ANY, integer, record, wrapped
-from compute_api.validation import Document, Versioned
+from compute_api.schemas.common import (
+    ANY,
+    BOOLEAN,
+    DESCRIPTION,
+    DISK_CONFIG,
+    HOST,
+    IPV4,
+    IPV6,
+    METADATA,
+    NAME,
+    UUID,
+    integer,
+    record,
+    wrapped,
+)
+from compute_api.schemas.servers import CERTIFICATES, FQDN, HOSTNAME, PERSONALITY, USER_DATA
+from compute_api.validation import Document, Versioned, drop, put
 
 _LENGTH: Document = {"anyOf": [integer(-1), {"type": "null"}]}
+_NULL: Document = {"type": "null"}
+_PASSWORD: Document = {"type": "string", "maxLength": 255}
+_IMAGE: Document = {"name": NAME, "metadata": METADATA}
+
+
+def _or_null(content: Document) -> Document:
+    return {"anyOf": [_NULL, content]}
+
+
+def _plain(key: str) -> Versioned:
+    """An action that needs no words: whatever stands there is passed over, as the API has it."""
+    return Versioned(wrapped(key, ANY))
+
 
 #: Any body: which key it has is judged first.
 BODY = Versioned({"type": "object"})
 
 BY_KEY: dict[str, Versioned] = {
-    "os-start": Versioned(wrapped("os-start", ANY)),
-    "os-stop": Versioned(wrapped("os-stop", ANY)),
+    **{key: _plain(key) for key in (
+        "os-start", "os-stop", "pause", "unpause", "suspend", "resume", "unrescue", "restore", "forceDelete", "shelve",
+        "shelveOffload")},
     "reboot": Versioned(wrapped("reboot", record(
         {"type": {"enum": ["HARD", "Hard", "hard", "SOFT", "Soft", "soft"]}}, ("type",)))),
     "os-getConsoleOutput": Versioned(wrapped("os-getConsoleOutput", record({"length": _LENGTH}))),
+    "rescue": Versioned(wrapped("rescue", _or_null(record({"adminPass": _PASSWORD, "rescue_image_ref": UUID})))),
+    "rebuild": Versioned(
+        wrapped("rebuild", record({
+            "name": NAME, "imageRef": UUID, "adminPass": _PASSWORD, "metadata": METADATA,
+            "preserve_ephemeral": BOOLEAN, "OS-DCF:diskConfig": DISK_CONFIG, "accessIPv4": IPV4, "accessIPv6": IPV6,
+            "personality": PERSONALITY}, ("imageRef",))),
+        ("2.19", put("rebuild/description", DESCRIPTION)),
+        ("2.54", put("rebuild/key_name", _or_null(NAME))),
+        ("2.57", put("rebuild/user_data", _or_null(USER_DATA)), drop("rebuild/personality")),
+        ("2.63", put("rebuild/trusted_image_certificates", CERTIFICATES)),
+        ("2.90", put("rebuild/hostname", HOSTNAME)),
+        ("2.94", put("rebuild/hostname", FQDN))),
+    "changePassword": Versioned(wrapped("changePassword", record({"adminPass": _PASSWORD}, ("adminPass",)))),
+    "trigger_crash_dump": Versioned(wrapped("trigger_crash_dump", _NULL)),
+    "createImage": Versioned(wrapped("createImage", record(_IMAGE, ("name",)))),
+    "createBackup": Versioned(wrapped("createBackup", record(
+        {**_IMAGE, "backup_type": {"type": "string", "maxLength": 255}, "rotation": integer(0)},
+        ("name", "backup_type", "rotation")))),
+    "lock": Versioned(
+        wrapped("lock", ANY),
+        ("2.73", put("lock", _or_null(record({"locked_reason": {"type": "string", "minLength": 1,
+                                                                "maxLength": 255}}))))),
+    "unlock": Versioned(wrapped("unlock", ANY), ("2.73", put("unlock", _NULL))),
+    "os-resetState": Versioned(wrapped("os-resetState", record({"state": {"enum": ["active", "error"]}}, ("state",)))),
+    "unshelve": Versioned(
+        wrapped("unshelve", ANY),
+        ("2.77", put("unshelve", _or_null(record({"availability_zone": NAME}, ("availability_zone",))))),
+        ("2.91", put("unshelve", _or_null(record(
+            {"availability_zone": _or_null(NAME), "host": HOST}, minProperties=1))))),
 }

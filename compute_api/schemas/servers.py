@@ -47,9 +47,12 @@ HINTS: Document = {
         "query": {"type": ["string", "object"]}, "target_cell": NAME,
         "different_cell": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
         "build_near_host_ip": _ADDRESS, "cidr": {"type": "string", "pattern": "^/[0-9a-f.:]+$"}}}
-_HOSTNAME = {"type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-zA-Z0-9-]*$"}
-_FQDN = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[a-zA-Z0-9._-]*$"}
-_CERTIFICATES: Document = {"anyOf": [{"type": "null"}, {
+PERSONALITY: Document = {"type": "array", "items": record({
+    "path": {"type": "string"}, "contents": {"type": "string", "format": "base64"}})}
+USER_DATA: Document = {"type": "string", "format": "base64", "maxLength": 65535}
+HOSTNAME: Document = {"type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-zA-Z0-9-]*$"}
+FQDN: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[a-zA-Z0-9._-]*$"}
+CERTIFICATES: Document = {"anyOf": [{"type": "null"}, {
     "type": "array", "minItems": 1, "maxItems": 50, "uniqueItems": True, "items": {"type": "string", "minLength": 1}}]}
 
 
@@ -67,13 +70,12 @@ CREATE = Versioned(
             "adminPass": {"type": "string", "maxLength": 255}, "metadata": METADATA,
             "networks": {"type": "array", "items": record({**_NETWORK, "uuid": {"type": "string"}})},
             "OS-DCF:diskConfig": DISK_CONFIG, "accessIPv4": IPV4, "accessIPv6": IPV6,
-            "personality": {"type": "array", "items": record({
-                "path": {"type": "string"}, "contents": {"type": "string", "format": "base64"}})},
+            "personality": PERSONALITY,
             "availability_zone": NAME, "block_device_mapping": {"type": "array", "items": record(_MAPPING)},
             "block_device_mapping_v2": {"type": "array", "items": record(_MAPPING_V2)}, "config_drive": BOOLEAN,
             "key_name": NAME, "min_count": _MANY, "max_count": _MANY, "return_reservation_id": BOOLEAN,
             "security_groups": {"type": "array", "items": record({"name": NAME})},
-            "user_data": {"type": "string", "format": "base64", "maxLength": 65535},
+            "user_data": USER_DATA,
         }, ("name", "flavorRef")),
         "os:scheduler_hints": HINTS, "OS-SCH-HNT:scheduler_hints": HINTS,
     }, ("server",)),
@@ -84,18 +86,18 @@ CREATE = Versioned(
     ("2.42", put("server/networks", _networks(tag=True)), put("server/block_device_mapping_v2/*/tag", TAG)),
     ("2.52", put("server/tags", {"type": "array", "maxItems": 50, "items": TAG})),
     ("2.57", drop("server/personality")),
-    ("2.63", put("server/trusted_image_certificates", _CERTIFICATES)),
+    ("2.63", put("server/trusted_image_certificates", CERTIFICATES)),
     ("2.67", put("server/block_device_mapping_v2/*/volume_type", {"type": ["string", "null"], "maxLength": 255})),
     ("2.74", put("server/host", HOST), put("server/hypervisor_hostname", HOST)),
-    ("2.90", put("server/hostname", _HOSTNAME)),
-    ("2.94", put("server/hostname", _FQDN)),
+    ("2.90", put("server/hostname", HOSTNAME)),
+    ("2.94", put("server/hostname", FQDN)),
 )
 
 UPDATE = Versioned(
     wrapped("server", record({"name": NAME, "OS-DCF:diskConfig": DISK_CONFIG, "accessIPv4": IPV4, "accessIPv6": IPV6})),
     ("2.19", put("server/description", DESCRIPTION)),
-    ("2.90", put("server/hostname", _HOSTNAME)),
-    ("2.94", put("server/hostname", _FQDN)),
+    ("2.90", put("server/hostname", HOSTNAME)),
+    ("2.94", put("server/hostname", FQDN)),
     ("2.104", put("server/pinned_availability_zone", {"type": ["string", "null"], "minLength": 1, "maxLength": 255})),
 )
 

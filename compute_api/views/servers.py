@@ -211,6 +211,11 @@ FIELDS: tuple[Field, ...] = (
 )
 #: A single server says its group too.
 ONE: tuple[Field, ...] = (*FIELDS, Field("server_groups", lambda row, view: view.groups, since="2.71"))
+#: The answer to a rebuild says these as well, also before an answer to a change said everything.
+REBUILT: tuple[Field, ...] = (
+    Field("key_name", "key_name", since="2.54"),
+    Field("user_data", "user_data", since="2.57"),
+)
 NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"),
                             Field("links", _links))
 RULES = rules(FIELDS) | {EXTRA_SPECS}
@@ -229,6 +234,12 @@ def shows_hosts(allowed: frozenset[str]) -> bool:
 def one(row: Any, view: View, version: int, change: bool = False) -> dict[str, Any]:
     """The body of a single server."""
     return {"server": render(cut(ONE, version, view.allowed, change), row, view)}
+
+
+def rebuilt(row: Any, view: View, version: int, password: str) -> dict[str, Any]:
+    """The body that answers a rebuild: the only place where its password is told."""
+    server = one(row, view, version, change=True)["server"]
+    return {"server": {**server, **render(cut(REBUILT, version), row), "adminPass": password}}
 
 
 def many(rows: Sequence[Any], view: View, version: int, names_only: bool = False) -> list[dict[str, Any]]:

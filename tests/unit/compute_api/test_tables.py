@@ -20,7 +20,8 @@ from compute_api.views import flavors, hypervisors, instance_actions, keypairs, 
 
 TABLES = {
     "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
-    "new key pairs": keypairs.NEW, "actions": instance_actions.FIELDS, "events": instance_actions.EVENT_FIELDS,
+    "new key pairs": keypairs.NEW, "rebuilt": servers.REBUILT, "actions": instance_actions.FIELDS,
+    "events": instance_actions.EVENT_FIELDS,
     "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": availability_zones.AGGREGATE,
     "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
 NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
@@ -75,10 +76,30 @@ def test_every_rule_of_a_view_exists() -> None:
 
 
 def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
-    rows = [row for row in states.ACTIONS if row.key not in ("create", "delete")]
+    rows = [row for row in states.ACTIONS if row.key not in ("create", "delete", "softDelete", "diagnostics")]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)
     assert {row.policy for row in states.ACTIONS} <= set(policy.RULES)
     assert {row.query for row in rows if row.query} == set(server_actions.QUERIES)
+    assert set(server_actions.PREPARERS) <= set(action_schemas.BY_KEY)
+
+
+def test_rows_of_one_body_are_answered_alike() -> None:
+    for row in states.ACTIONS:
+        alike = [other for other in states.ACTIONS if (other.key, other.when) == (row.key, row.when)]
+        assert {(other.policy, other.success, other.answer_after, other.immediate, other.query, other.locked,
+                 other.since, other.until) for other in alike} == {
+            (row.policy, row.success, row.answer_after, row.immediate, row.query, row.locked, row.since, row.until)}
+        taken = [state for other in alike for state in other.vm]
+        assert len(taken) == len(set(taken)), "which row counts is a matter of the vm_state alone"
+
+
+@pytest.mark.parametrize("key", sorted(action_schemas.BY_KEY))
+def test_every_schema_of_an_action_can_be_used(key: str) -> None:
+    versioned = action_schemas.BY_KEY[key]
+    for point in (1, *versioned.points(), microversions.MAX):
+        document = versioned.at(point).document
+        jsonschema.Draft202012Validator.check_schema(document)
+        assert document["required"] == [key]
 
 
 def test_every_filter_of_the_query_is_known_to_the_store_or_is_nothing() -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rebuild makes of its body: the server's new columns, a password, and the server as the answer.
+
+The image is judged as for a new server, with the flavor that the server has. Whatever is not named stays as it is.
+Called by ``server_preparing``; the row is changed by the transaction that begins the action.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from common import errors, models
+from common.store import keypairs, servers
+from common.store.servers import loads
+from common.wire import from_wire, to_wire
+from compute_api import passwords
+from compute_api.request import Answer, Request
+from compute_api.resources import server_parts as parts
+from compute_api.resources.server_preparing import Prepared
+from compute_api.resources.servers import rebuilt
+from compute_api.validation import truth
+
+#: Key of the body -> column of the server and what stands there for the value.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", str.strip),
+    "metadata": ("meta", dict),
+    "description": ("description", lambda value: value),
+    "user_data": ("user_data", lambda value: value or None),
+    "trusted_image_certificates": ("trusted_image_certificates", lambda value: value),
+    "hostname": ("hostname", lambda value: value),
+    "OS-DCF:diskConfig": ("disk_config", lambda value: value),
+    "accessIPv4": ("access_ip_v4", lambda value: value),
+    "accessIPv6": ("access_ip_v6", lambda value: value),
+}
+
+
+def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
+    """Everything that can be wrong with a rebuild is found here."""
+    if "trusted_image_certificates" in given:
+        request.require("os_compute_api:servers:rebuild:trusted_certs")
+    quota = request.services.settings.quota
+    parts.check_metadata(given.get("metadata", {}), quota["metadata_items"])
+    files = parts.personality(given, quota)
+    key = _key(request, given)
+    image = request.services.images.show(given["imageRef"], request.context.token)
+    parts.check_image(image, from_wire(models.Flavor, loads(server.flavor)))
+    kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
+    parts.check_signature({**kept, **given}, image)
+    changes = {column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given}
+    changes |= {"image_id": image.ref.id, "image": to_wire(image.ref), **key}
+    args: dict[str, Any] = {"runs": server.vm_state != "stopped",
+                            "preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
+    if files:
+        args["files"], changes["config_drive"] = files, True
+    password = given.get("adminPass") or passwords.new()
+
+    def answer() -> Answer:
+        row = request.read(servers.show, server.id, request.scope)
+        links = request.links.of("servers", server.id)
+        return Answer(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
+    return Prepared(args, password, changes, answer)
+
+
+def _key(request: Request, given: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the key pair that the caller, not the server's maker, has under this name."""
+    if "key_name" not in given:
+        return {}
+    if given["key_name"] is None:
+        return {"key_name": None, "key_data": None}
+    try:
+        key = request.read(keypairs.show, request.context.user_id, given["key_name"])
+    except errors.NotFound as problem:
+        raise errors.BadRequest("Invalid key_name provided.") from problem
+    return {"key_name": key.name, "key_data": key.public_key}

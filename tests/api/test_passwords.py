@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passwords: told once in the answer, sealed in the action's row, and nowhere else in what is kept or said."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common.store import schema
+from tests.api.conftest import IMAGE, Cloud
+
+SECRET = "correct horse battery staple"
+
+
+@pytest.fixture
+def sealing(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """A cloud that keeps passwords."""
+    return make_cloud(secret_key="a long random text")
+
+
+def everything(cloud: Cloud) -> str:
+    """All that the database holds."""
+    with cloud.store.engine.connect() as connection:
+        return "".join(repr(tuple(row)) for table in schema.metadata.sorted_tables
+                       for row in connection.execute(sa.select(table)))
+
+
+def last_secret(cloud: Cloud) -> Any:
+    """What the newest action keeps, opened."""
+    assert cloud.vault is not None
+    newest = max(cloud.rows(schema.actions), key=lambda row: (row.created_at, row.fence))
+    return None if newest.secrets is None else cloud.vault.open(newest.secrets)
+
+
+def create(cloud: Cloud, headers: dict[str, str] | None = None, **more: Any) -> Any:
+    body = {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", **more}}
+    answer = cloud.call("POST", "/servers", body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    return answer.json["server"]
+
+
+@pytest.mark.parametrize("given", [{}, {"adminPass": SECRET}])
+def test_the_password_of_a_create_is_told_and_sealed(sealing: Cloud, given: dict[str, str]) -> None:
+    told = create(sealing, **given)["adminPass"]
+    assert told == given.get("adminPass", told)
+    assert len(told) >= 12
+    assert last_secret(sealing) == {"admin_pass": told}
+    assert told not in everything(sealing)
+
+
+def test_all_servers_of_one_create_have_the_password_that_was_told(sealing: Cloud) -> None:
+    told = create(sealing, min_count=3)["adminPass"]
+    assert sealing.vault is not None
+    assert [sealing.vault.open(row.secrets) for row in sealing.rows(schema.actions)] == [{"admin_pass": told}] * 3
+
+
+def test_the_same_create_again_tells_the_same_password(sealing: Cloud) -> None:
+    first, again = (create(sealing, {"Idempotency-Key": "k"}) for _ in range(2))
+    assert (first["id"], first["adminPass"]) == (again["id"], again["adminPass"])
+    assert last_secret(sealing) == {"admin_pass": first["adminPass"]}
+
+
+def test_without_a_key_a_password_is_told_and_not_kept(cloud: Cloud) -> None:
+    create(cloud, adminPass=SECRET)
+    assert [row.secrets for row in cloud.rows(schema.actions)] == [None]
+    assert SECRET not in everything(cloud)
+
+
+@pytest.mark.parametrize("given", [{}, {"adminPass": SECRET}])
+@pytest.mark.parametrize(("key", "more", "status"), [("rescue", {}, 200), ("rebuild", {"imageRef": IMAGE}, 202)])
+def test_rescue_and_rebuild_tell_and_seal_one(sealing: Cloud, key: str, more: dict[str, str], status: int,
+                                              given: dict[str, str]) -> None:
+    server = sealing.create()
+    sealing.rest(server)
+    answer = sealing.call("POST", f"/servers/{server}/action", {key: {**more, **given}})
+    assert answer.status_code == status, answer.text
+    told = answer.json.get("server", answer.json)["adminPass"]
+    assert told == given.get("adminPass", told)
+    assert last_secret(sealing) == {"admin_pass": told}
+    assert told not in everything(sealing)
+    assert told not in sealing.call("GET", f"/servers/{server}", token="admin", mv="2.104").text
+
+
+def test_a_password_to_set_is_sealed(sealing: Cloud) -> None:
+    server = sealing.create()
+    sealing.rest(server)
+    answer = sealing.call("POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}})
+    assert (answer.status_code, answer.content) == (202, b"")
+    assert last_secret(sealing) == {"admin_pass": SECRET}
+    assert SECRET not in everything(sealing)
+
+
+def test_a_cloud_without_a_key_sets_none(cloud: Cloud) -> None:
+    server = cloud.create()
+    cloud.rest(server)
+    answer = cloud.call("POST", f"/servers/{server}/action", {"changePassword": {"adminPass": SECRET}})
+    assert answer.status_code == 501
+    assert "secret_key" in answer.json["notImplemented"]["message"]
+    assert len(cloud.rows(schema.actions)) == 1
+
+
+@pytest.mark.parametrize("body", [
+    {"changePassword": {"adminPass": SECRET, "more": 1}}, {"rescue": {"adminPass": SECRET, "more": 1}},
+    {"rebuild": {"adminPass": SECRET, "imageRef": "x"}}, {"rebuild": {"adminPass": SECRET}},
+    {"changePassword": {"adminPass": [SECRET]}}, {"rescue": {"adminPass": {"a": SECRET}}}])
+def test_a_refusal_does_not_repeat_it(cloud: Cloud, body: dict[str, Any]) -> None:
+    server = cloud.create()
+    cloud.rest(server)
+    answer = cloud.call("POST", f"/servers/{server}/action", body)
+    assert answer.status_code == 400
+    assert SECRET not in answer.text
+    answer = cloud.call("POST", "/servers", {"server": {"name": "vm", "adminPass": SECRET, "colour": "red"}})
+    assert answer.status_code == 400
+    assert SECRET not in answer.text
