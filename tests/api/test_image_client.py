@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def glance() -> Iterator[Glance]:
     server = Glance()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield server
     server.shutdown()
