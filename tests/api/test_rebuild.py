@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rebuild: what its body changes of the server at each version, what is refused, and how it is answered."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from common.clients.image import Image
+from common.models import ImageRef
+from common.store import schema
+from tests.api.conftest import IMAGE, Cloud
+from tests.api.test_servers import BASE, MORE
+
+OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
+HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
+#: version -> keys that are new with it
+NEW = {9: {"locked"}, 19: {"description"}, 26: {"tags"}, 54: {"key_name"}, 57: {"user_data"},
+       63: {"trusted_image_certificates"}, 71: {"server_groups"}, 73: {"locked_reason"}, 75: MORE, 90: {HOSTNAME},
+       96: {"pinned_availability_zone"}, 100: {"scheduler_hints"}}
+EDGES = sorted({1, 104} | {edge for since in NEW for edge in (since - 1, since)})
+
+
+@pytest.fixture
+def server(cloud: Cloud) -> str:
+    made = cloud.create(metadata={"a": "1"}, user_data="b2xk")
+    cloud.rest(made)
+    cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10, properties={"os_distro": "debian"}))
+    return made
+
+
+def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **body: Any) -> Any:
+    return cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": OTHER_IMAGE, **body}}, mv=mv,
+                      token=token)
+
+
+@pytest.mark.parametrize("version", EDGES)
+def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str, version: int) -> None:
+    answer = rebuild(cloud, server, f"2.{version}")
+    assert answer.status_code == 202, answer.text
+    expected = (BASE | {"adminPass"}).union(*(keys for since, keys in NEW.items() if since <= version))
+    assert set(answer.json["server"]) == expected
+    assert answer.json["server"]["status"] == "REBUILD"
+    assert answer.json["server"]["image"]["id"] == OTHER_IMAGE
+    assert answer.headers["Location"].endswith(f"/v2.1/servers/{server}")
+
+
+def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> None:
+    before = cloud.rows(schema.servers)[0]
+    key = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}).json["keypair"]
+    answer = rebuild(cloud, server, "2.104", name="new", metadata={"b": "2"}, description="d", key_name="k",
+                     user_data="bmV3", trusted_image_certificates=["c"], hostname="h.example", accessIPv4="192.0.2.7",
+                     accessIPv6="2001:db8::7", preserve_ephemeral="yes", **{"OS-DCF:diskConfig": "AUTO"})
+    assert answer.status_code == 202, answer.text
+    [row] = cloud.rows(schema.servers)
+    changed = {
+        "name": "new", "meta": {"b": "2"}, "description": "d", "key_name": "k", "key_data": key["public_key"],
+        "user_data": "bmV3", "trusted_image_certificates": ["c"], "hostname": "h.example", "image_id": OTHER_IMAGE,
+        "access_ip_v4": "192.0.2.7", "access_ip_v6": "2001:db8::7", "disk_config": "AUTO", "task_state": "rebuilding"}
+    assert {name: getattr(row, name) for name in changed} == changed
+    assert (row.image["id"], row.image["properties"]) == (OTHER_IMAGE, {"os_distro": "debian"})
+    moved = {*changed, "image", "fence", "action", "updated_at"}
+    assert {name for name in row._fields if getattr(row, name) != getattr(before, name)} == moved
+    action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
+    assert action.args == {"was": "active", "runs": True, "preserve_ephemeral": True}
+
+
+def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:
+    cloud.change(schema.servers, schema.servers.c.id == server, key_name="k", key_data="ssh", description="d",
+                 trusted_image_certificates=["c"])
+    assert rebuild(cloud, server, "2.104").status_code == 202
+    [row] = cloud.rows(schema.servers)
+    assert (row.key_name, row.description, row.user_data, row.meta) == ("k", "d", "b2xk", {"a": "1"})
+    cloud.rest(server, "stopped")
+    assert rebuild(cloud, server, "2.104", key_name=None, description=None, user_data=None,
+                   trusted_image_certificates=None).status_code == 202
+    [row] = cloud.rows(schema.servers)
+    assert (row.key_name, row.key_data, row.description, row.user_data, row.trusted_image_certificates) == (None,) * 5
+    assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["runs"] is False
+
+
+def test_files_travel_on_a_config_drive(cloud: Cloud, server: str) -> None:
+    files = [{"path": "/etc/motd", "contents": "aGk="}]
+    assert rebuild(cloud, server, personality=files).status_code == 202
+    assert cloud.rows(schema.servers)[0].config_drive
+    assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["files"] == files
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"status": "queued"}, "is not active"), ({"min_ram": 100_000}, "memory is too small"),
+    ({"min_disk": 100}, "disk is too small"), ({"virtual_size": 2 ** 40}, "disk is too small")])
+def test_the_image_is_judged_as_for_a_new_server(cloud: Cloud, server: str, change: dict[str, Any], text: str) -> None:
+    cloud.images.images[OTHER_IMAGE] = dataclasses.replace(cloud.images.images[OTHER_IMAGE], **change)
+    answer = rebuild(cloud, server)
+    assert answer.status_code == 400
+    assert text in answer.json["badRequest"]["message"]
+    [row] = cloud.rows(schema.servers)
+    assert (row.image_id, row.action) == (IMAGE, None)
+
+
+@pytest.mark.parametrize(("mv", "body", "status"), [
+    ("2.1", {"imageRef": "0f2f8fd4-3f0f-4c9e-8d5e-000000000000"}, 400), ("2.1", {"imageRef": "x"}, 400),
+    ("2.18", {"description": "d"}, 400), ("2.53", {"key_name": "k"}, 400), ("2.54", {"key_name": "unknown"}, 400),
+    ("2.56", {"user_data": "aGk="}, 400), ("2.57", {"personality": []}, 400), ("2.57", {"user_data": "%"}, 400),
+    ("2.62", {"trusted_image_certificates": ["c"]}, 400), ("2.63", {"trusted_image_certificates": []}, 400),
+    ("2.89", {"hostname": "h"}, 400), ("2.90", {"hostname": "h.example"}, 400), ("2.1", {"name": ""}, 400),
+    ("2.1", {"metadata": {str(number): "" for number in range(129)}}, 403), ("2.1", {"flavorRef": "1"}, 400)])
+def test_what_does_not_fit_is_refused(cloud: Cloud, server: str, mv: str, body: dict[str, Any], status: int) -> None:
+    assert rebuild(cloud, server, mv, **body).status_code == status
+    assert cloud.rows(schema.servers)[0].action is None
+
+
+def test_signed_images_are_refused_with_the_certificates_that_the_server_has(cloud: Cloud, server: str) -> None:
+    cloud.change(schema.servers, schema.servers.c.id == server, trusted_image_certificates=["c"])
+    cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, properties={"img_signature": "s"}))
+    assert rebuild(cloud, server, "2.63").status_code == 400
+    assert rebuild(cloud, server, "2.63", trusted_image_certificates=None).status_code == 202
+
+
+def test_the_image_service_is_not_asked_when_the_state_forbids_it(cloud: Cloud, server: str) -> None:
+    cloud.rest(server, "paused")
+    cloud.images.down = True
+    answer = rebuild(cloud, server)
+    assert answer.json["conflictingRequest"]["message"] == (
+        f"Cannot 'rebuild' instance {server} while it is in vm_state paused")
+    cloud.rest(server)
+    assert rebuild(cloud, server).status_code == 503

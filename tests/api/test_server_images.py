@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images made of servers, and servers that boot from another image: createImage, createBackup, shelve, rescue."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common.store import schema
+from common.store.engine import now
+from tests.api.conftest import IMAGE, PROJECT, Cloud
+
+
+@pytest.fixture
+def server(cloud: Cloud) -> str:
+    made = cloud.create("vm")
+    cloud.rest(made)
+    return made
+
+
+def act(cloud: Cloud, server: str, key: str, body: Any, mv: str = "2.1") -> Any:
+    return cloud.call("POST", f"/servers/{server}/action", {key: body}, mv=mv)
+
+
+def newest(cloud: Cloud) -> Any:
+    return max(cloud.rows(schema.actions), key=lambda action: action.fence)
+
+
+IMAGES = pytest.mark.parametrize(("key", "more", "kind"), [
+    ("createImage", {}, {"image_type": "snapshot"}),
+    ("createBackup", {"backup_type": "daily", "rotation": 2}, {"image_type": "backup", "backup_type": "daily"})])
+
+
+@IMAGES
+@pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
+def test_an_image_is_told_by_a_link_or_by_its_id(cloud: Cloud, server: str, key: str, more: Any, kind: Any,
+                                                 mv: str) -> None:
+    answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)
+    action = newest(cloud)
+    image_id = action.args["image_id"]
+    if mv in ("2.1", "2.44"):
+        assert (answer.status_code, answer.content) == (202, b"")
+        assert answer.headers["Location"] == f"http://images/v2/images/{image_id}"
+    else:
+        assert (answer.status_code, answer.json) == (202, {"image_id": image_id})
+        assert "Location" not in answer.headers
+    assert action.args == {
+        "was": "active", "image_id": image_id, "name": "img", **({"rotation": 2, "backup_type": "daily"} if more else {}),
+        "properties": {"architecture": "x86_64", "mine": "1", "instance_uuid": server, "user_id": "u1",
+                       "base_image_ref": IMAGE, **kind}}
+
+
+def test_a_backup_that_keeps_none_names_none(cloud: Cloud, server: str) -> None:
+    answer = act(cloud, server, "createBackup", {"name": "b", "backup_type": "daily", "rotation": "0"})
+    assert (answer.status_code, answer.content) == (202, b"")
+    assert "Location" not in answer.headers
+    assert newest(cloud).args["rotation"] == 0
+
+
+@IMAGES
+def test_metadata_is_bounded_until_2_38_and_never_a_field_of_the_record(cloud: Cloud, server: str, key: str, more: Any,
+                                                                        kind: Any) -> None:
+    many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
+    assert act(cloud, server, key, many, "2.38").status_code == 403
+    assert act(cloud, server, key, many, "2.39").status_code == 202
+    cloud.rest(server)
+    for field in ("id", "owner", "visibility", "status", "locations"):
+        answer = act(cloud, server, key, {"name": "img", "metadata": {field: "x"}, **more})
+        assert answer.status_code == 400, field
+        assert field in answer.json["badRequest"]["message"]
+    said = {"name": "img", "metadata": {"instance_uuid": "another", "image_type": "x"}, **more}
+    assert act(cloud, server, key, said).status_code == 202
+    assert newest(cloud).args["properties"]["instance_uuid"] == server
+
+
+def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, server: str) -> None:
+    cloud.change(schema.servers, schema.servers.c.id == server, image={"id": IMAGE, "properties": {
+        "hw_disk_bus": "virtio", "img_signature": "s", "img_signature_key_type": "t", "cache_in_nova": "True"}})
+    act(cloud, server, "createImage", {"name": "img"})
+    assert set(newest(cloud).args["properties"]) == {"hw_disk_bus", "instance_uuid", "user_id", "image_type",
+                                                     "base_image_ref"}
+
+
+@pytest.mark.parametrize(("key", "body"), [
+    ("createImage", {}), ("createImage", {"name": ""}), ("createImage", {"name": "x", "rotation": 1}),
+    ("createImage", {"name": "x", "metadata": {"a": 1}}), ("createBackup", {"name": "x"}),
+    ("createBackup", {"name": "x", "backup_type": "daily", "rotation": -1}),
+    ("createBackup", {"name": "x", "backup_type": 1, "rotation": 1}),
+    ("createBackup", {"name": "x", "backup_type": "daily", "rotation": 1, "more": 1}),
+    ("rescue", {"rescue_image_ref": "x"}), ("rescue", {"image": IMAGE}), ("rescue", "now"),
+    ("changePassword", {}), ("changePassword", {"adminPass": None}), ("os-resetState", {"state": "stopped"}),
+    ("os-resetState", {})])
+def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) -> None:
+    assert act(cloud, server, key, body).status_code == 400
+    assert len(cloud.rows(schema.actions)) == 1
+
+
+@pytest.mark.parametrize(("event", "status"), [("succeeded", 202), ("failed", 409)])
+def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: str, status: int) -> None:
+    """The conductor is this test: it writes the step's outcome while the request waits."""
+    cloud: Cloud = make_cloud(answer_patience=10)
+    server = cloud.create()
+    cloud.rest(server)
+
+    class Conductor:
+        """Does the step as soon as the bell rings."""
+
+        def ring(self) -> None:
+            action = newest(cloud)
+            with cloud.store.begin() as tx:
+                tx.execute(sa.insert(schema.events).values(at=now()), {
+                    "action_id": action.id, "seq": 1, "step": "record", "attempt": 1, "event": event, "host": None,
+                    "message": "The image quota is used up.", "details": None})
+                if event == "failed":
+                    tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action.id).values(state="failed"))
+    cloud.services.bell = Conductor()
+    answer = act(cloud, server, "createImage", {"name": "img"}, "2.45")
+    assert answer.status_code == status
+    if event == "failed":
+        assert answer.json["conflictingRequest"]["message"] == "The image quota is used up."
+
+
+def test_when_too_many_wait_the_answer_does_not(make_cloud: Any) -> None:
+    cloud: Cloud = make_cloud(answer_patience=60, threads=4)
+    server = cloud.create()
+    cloud.rest(server)
+    assert cloud.services.wait_slots.acquire(blocking=False)
+    assert act(cloud, server, "createImage", {"name": "img"}, "2.45").status_code == 202
+
+
+def test_shelving_names_its_image(cloud: Cloud, server: str) -> None:
+    assert act(cloud, server, "shelve", None).status_code == 202
+    args = newest(cloud).args
+    assert (args["name"], args["properties"]["instance_uuid"]) == ("vm-shelved", server)
+    assert len(args["image_id"]) == 36
+
+
+@pytest.mark.parametrize("body", [None, {}, {"adminPass": "p"}, {"rescue_image_ref": IMAGE}])
+def test_rescue(cloud: Cloud, server: str, body: dict[str, str] | None) -> None:
+    answer = act(cloud, server, "rescue", body)
+    assert answer.status_code == 200
+    assert set(answer.json) == {"adminPass"}
+    image = newest(cloud).args["image"]
+    assert (image["id"] if image else None) == (body or {}).get("rescue_image_ref")
+
+
+def test_rescue_with_an_image_that_cannot_be_used(cloud: Cloud, server: str) -> None:
+    body = {"rescue_image_ref": "0f2f8fd4-3f0f-4c9e-8d5e-000000000000"}
+    assert act(cloud, server, "rescue", body).status_code == 400
+    cloud.images.images[IMAGE] = dataclasses.replace(cloud.images.images[IMAGE], status="queued")
+    assert act(cloud, server, "rescue", {"rescue_image_ref": IMAGE}).status_code == 400
+    assert cloud.rows(schema.servers)[0].project_id == PROJECT
+    assert len(cloud.rows(schema.actions)) == 1
