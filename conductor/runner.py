@@ -77,8 +77,8 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
     """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds."""
     def work(tx: Connection) -> None:
-        changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)), "sends": row.sends + 1,
-                            "owner": None, "lease_until": None}
+        changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)),
+                            "sends": row.sends + 1, "owner": None, "lease_until": None}
                    for row in actions.lock(tx, (row.id for row in rows)).values()
                    if row.owner == engine.owner and row.state == "due"}
         actions.update(tx, changes)
