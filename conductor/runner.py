@@ -33,10 +33,10 @@ class Written(NamedTuple):
     is_due: bool = False
 
 
-NEIGHBOUR_AT_MOST, FAILING_AT_MOST = 4, 60      #: seconds between two tries
 INSIDE, OUTSIDE = "inside", "outside"
 OUTSIDE_STEPS = sorted({step.name for workflow in WORKFLOWS.values() for step in workflow.steps
                         if step.outside or step.undo_outside})
+SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
@@ -97,10 +97,10 @@ def _call(engine: Engine, step: Step, run: Run) -> None:
 
 
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
-    """Look again in a second; a failure that repeats is looked at less and less often, up to ``at_most`` seconds."""
+    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds."""
     def work(tx: Connection) -> None:
-        changes = {row.id: {"due_at": now() + min(at_most, 2 ** min(row.sends, 6)) * SECOND, "sends": row.sends + 1,
-                            "owner": None, "lease_until": None}
+        changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)),
+                            "sends": row.sends + 1, "owner": None, "lease_until": None}
                    for row in actions.lock(tx, (row.id for row in rows)).values()
                    if row.owner == engine.owner and row.state == "due"}
         actions.update(tx, changes)
