@@ -62,8 +62,9 @@ class Wanted:
     """What a list asks for.
 
     project_id: None means all. deleted: None means both. soft_deleted: also those that can be restored.
-    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states) pairs of which one must hold; no task_states, but ``not_tasks``:
-    any but those. tags: the four kinds of tag filters. Times in microseconds, inclusive.
+    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states) pairs of which one
+    must hold; no task_states, but ``not_tasks``: any but those. tags: the four kinds of tag filters. Times in
+    microseconds, inclusive.
     """
 
     project_id: str | None = None

@@ -47,7 +47,7 @@ def test_an_image_is_told_by_a_link_or_by_its_id(cloud: Cloud, server: str, key:
         assert (answer.status_code, answer.json) == (202, {"image_id": image_id})
         assert "Location" not in answer.headers
     assert action.args == {
-        "was": "active", "image_id": image_id, "name": "img", **({"rotation": 2, "backup_type": "daily"} if more else {}),
+        "was": "active", "image_id": image_id, "name": "img", **more,
         "properties": {"architecture": "x86_64", "mine": "1", "instance_uuid": server, "user_id": "u1",
                        "base_image_ref": IMAGE, **kind}}
 
