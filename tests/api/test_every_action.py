@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample of every action over HTTP, against the hand-written rules; two at the same instant; the same one again."""
+from __future__ import annotations
+
+import itertools
+import threading
+import zlib
+from typing import Any
+
+import pytest
+
+from common import states
+from common.store import schema
+from tests import allowed
+from tests.api.conftest import Cloud
+
+ONE_OF = 23              # each case has a number of its own: beside what members ask of resting servers, every 23rd
+TASKS = (None, "rebooting", "spawning", "image_uploading", "deleting")
+CASES = [case for case in itertools.product(
+    sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS))
+    if case[1] != "deleted" and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % ONE_OF == 0)]
+
+
+def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
+    if name == "delete":
+        return cloud.call("DELETE", f"/servers/{server}", token=token)
+    return cloud.call("POST", f"/servers/{server}/action", {name.partition(" ")[0]: allowed.ALL[name].body},
+                      mv="2.17", token=token)
+
+
+def test_a_sample_over_http(make_cloud: Any) -> None:
+    """One test for all: making a cloud for each would take longer than asking."""
+    cloud: Cloud = make_cloud(secret_key="k")
+    server = cloud.create()
+    asked, wrong = set(), []
+    for name, vm_state, task_state, locked, token in CASES:
+        cloud.rest(server, vm_state, task_state=task_state, action="held" if task_state else None, locked=locked,
+                   locked_by="owner" if locked else None)
+        before = cloud.rows(schema.servers)[0]
+        answer = ask(cloud, server, name, token)
+        after = cloud.rows(schema.servers)[0]
+        wanted = allowed.status(name, allowed.PERSONAS[token], vm_state, task_state, locked)
+        task = allowed.task_after(name, task_state) if wanted < 300 else task_state
+        if (answer.status_code, after.task_state) != (wanted, task) or wanted >= 300 and after != before:
+            wrong.append((name, vm_state, task_state, locked, token, answer.status_code, wanted, answer.text))
+        asked.add((name, wanted))
+    assert wrong == []
+    assert {name for name, _ in asked} == set(allowed.ALL)
+    assert {status for _, status in asked} == {200, 202, 204, 403, 404, 409}
+
+
+@pytest.mark.parametrize(("first", "second"), [("os-stop", "pause"), ("rebuild", "reboot SOFT"), ("shelve", "rescue"),
+                                               ("createImage", "suspend"), ("os-stop", "os-stop"),
+                                               ("reboot SOFT", "reboot SOFT")])
+def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second: str) -> None:
+    cloud: Cloud = make_cloud(secret_key="k")
+    server = cloud.create()
+    for _ in range(5):
+        cloud.rest(server)
+        start, answers = threading.Barrier(2), []
+
+        def go(name: str, start: threading.Barrier = start, answers: list[Any] = answers) -> None:
+            start.wait(10)
+            answers.append(ask(cloud, server, name))
+        threads = [threading.Thread(target=go, args=(name,)) for name in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        won, lost = sorted(answers, key=lambda answer: answer.status_code)
+        assert won.status_code in (200, 202), won.text
+        assert lost.status_code == 409
+        [row] = cloud.rows(schema.servers)
+        assert lost.json["conflictingRequest"]["message"].endswith(
+            f"instance {server} while it is in task_state {row.task_state}")
+        live = [action for action in cloud.rows(schema.actions) if action.fence == row.fence]
+        assert [action.id for action in live] == [row.action]
+
+
+@pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
+def test_the_same_request_again_is_refused_or_changes_nothing_more(make_cloud: Any, name: str) -> None:
+    """As a client does that never saw the answer."""
+    cloud: Cloud = make_cloud(secret_key="k")
+    server = cloud.create()
+    rule = allowed.ALL[name]
+    cloud.rest(server, (rule.vm or "active").split()[0])
+    assert ask(cloud, server, name, "admin").status_code == rule.ok
+    first = cloud.rows(schema.servers)[0]
+    again = ask(cloud, server, name, "admin").status_code
+    second = cloud.rows(schema.servers)[0]
+    assert again in (rule.ok, 409)
+    state = ("vm_state", "task_state", "locked", "locked_by", "locked_reason", "image_id", "name")
+    assert [getattr(first, column) for column in state] == [getattr(second, column) for column in state]
+    if again == 409:
+        assert first == second

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every action in every vm_state and task_state, with and without a lock, by each persona, on the table's functions.
+
+Status and effect are compared with ``tests.allowed``, which knows nothing of the table.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, states
+from common.context import RequestContext
+from common.store import actions, at_once, schema
+from common.store.engine import Store, now
+from compute_api.policy import Policy
+from compute_api.resources.server_actions import fitting
+from tests import allowed
+
+PROJECT, SERVER = "p" * 32, "5" * 8
+CALLERS = {
+    "user": RequestContext("u1", PROJECT, ("member", "reader"), "req-1"),
+    "reader": RequestContext("u2", PROJECT, ("reader",), "req-2"),
+    "stranger": RequestContext("u3", "q" * 32, ("member", "reader"), "req-3"),
+    "admin": RequestContext("a1", "admins", ("admin",), "req-4")}
+WORDS = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
+TASKS: list[str | None] = [None, *sorted(WORDS - set(states.VM_STATES))]
+NAMES = pytest.mark.parametrize("name", sorted(allowed.ALL))
+
+
+def rows_of(name: str) -> list[states.Action]:
+    key, _, value = name.partition(" ")
+    return [row for row in states.ACTIONS if row.key == key and (row.when is None or row.when[1] == value)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return Policy()
+
+
+def test_the_hand_written_page_speaks_of_every_action() -> None:
+    told = {name.partition(" ")[0] for name in allowed.ALL}
+    assert {row.key for row in states.ACTIONS if row.query is None} - told == {"create", "softDelete"}
+    assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
+
+
+@NAMES
+def test_who_may_ask_for_it_when(policy: Policy, name: str) -> None:
+    rows, wrong = rows_of(name), []
+    target = {"project_id": PROJECT, "user_id": "u1"}
+    for token, caller in CALLERS.items():
+        permitted = policy.allows(rows[0].policy, caller, target)
+        sees = caller.is_admin or caller.project_id == PROJECT
+        for vm_state in states.VM_STATES:
+            for task_state in TASKS:
+                for locked in (False, True):
+                    found = SimpleNamespace(vm_state=vm_state, task_state=task_state, locked=locked,
+                                            action="a" if task_state else None)
+                    got = judged(fitting(rows, vm_state), found, caller) if permitted else 403
+                    persona = allowed.PERSONAS[token]
+                    wanted = allowed.status(name, persona, vm_state, task_state, locked)
+                    if (got if sees else 404) != wanted:
+                        wrong.append((token, vm_state, task_state, locked, got, wanted))
+    assert wrong == []
+
+
+def judged(row: states.Action, found: Any, caller: RequestContext) -> int:
+    try:
+        actions.check(row, SERVER, found, caller)
+    except errors.Problem as problem:
+        return problem.status
+    return row.success
+
+
+# --- the effect, on rows ---
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    path: Path = tmp_path_factory.mktemp("actions") / "store.db"
+    made = Store(f"sqlite:///{path}")
+    schema.metadata.create_all(made.engine)
+    with made.begin() as tx:
+        tx.execute(sa.insert(schema.servers).values(created_at=now(), updated_at=now()), {
+            "id": SERVER, "project_id": PROJECT, "user_id": "u1", "name": "vm", "hostname": "vm", "vm_state": "active",
+            "flavor": {}, "flavor_id": "1", "vcpus": 1, "memory_mb": 1, "disk_gb": 1, "meta": {}, "tags": [],
+            "scheduler_hints": {}, "security_groups": [], "reservation_id": "r"})
+    yield made
+    made.close()
+
+
+def server_of(store: Store) -> Any:
+    return store.read(lambda tx: tx.execute(sa.select(schema.servers)).one())
+
+
+def asked(store: Store, name: str, caller: RequestContext) -> int:
+    """What became of it when it was begun in a transaction."""
+    rows = rows_of(name)
+    args = {"state": "active"} if name == "os-resetState" else {}
+    scope = None if caller.is_admin else caller.project_id
+
+    def work(tx: Any) -> None:
+        if rows[0].immediate:
+            at_once.do(tx, rows[0], SERVER, context=caller, args=args, project_id=scope)
+        else:
+            actions.begin(tx, rows, SERVER, context=caller, args=args, project_id=scope)
+    try:
+        store.write(work)
+    except errors.Problem as problem:
+        return problem.status
+    return rows[0].success
+
+
+@NAMES
+@pytest.mark.parametrize("task_state", [None, "rebooting"])
+def test_what_is_accepted_takes_the_server_and_what_is_refused_changes_nothing(
+        store: Store, name: str, task_state: str | None) -> None:
+    holder = "running action" if task_state else None
+    for vm_state in states.VM_STATES:
+        with store.begin() as tx:
+            tx.execute(sa.delete(schema.actions))
+            tx.execute(sa.update(schema.servers).values(vm_state=vm_state, task_state=task_state, action=holder,
+                                                        locked=False, locked_by=None))
+        before, row = server_of(store), rows_of(name)[0]
+        got = asked(store, name, CALLERS["admin"])
+        after, journal = server_of(store), store.read(lambda tx: list(tx.execute(sa.select(schema.actions))))
+        assert got == allowed.status(name, "admin", vm_state, task_state, False), (vm_state, got)
+        if got == 409:
+            assert (after, journal) == (before, [])
+            continue
+        assert after.task_state == allowed.task_after(name, task_state)
+        [action] = journal
+        assert (action.name, action.server_id, action.user_id) == (row.name, SERVER, "a1")
+        if row.immediate is None:
+            assert (after.fence, after.action, action.state) == (before.fence + 1, action.id, "due")
+            assert (action.fence, action.args) == (after.fence, {"was": vm_state})
+            assert after.vm_state == vm_state
+        else:
+            assert action.state == "done"
+
+
+@NAMES
+def test_another_project_s_server_is_not_there(store: Store, name: str) -> None:
+    before = server_of(store)
+    assert asked(store, name, CALLERS["stranger"]) == 404
+    assert server_of(store) == before
+
+
+def test_an_action_without_a_task_state_holds_the_server_too(store: Store) -> None:
+    with store.begin() as tx:
+        tx.execute(sa.update(schema.servers).values(vm_state="active", task_state=None, action=None, locked=False))
+    assert asked(store, "trigger_crash_dump", CALLERS["user"]) == 202
+    assert server_of(store).task_state is None
+    for name in ("trigger_crash_dump", "os-stop", "pause", "rebuild"):
+        assert asked(store, name, CALLERS["user"]) == 409
+    assert asked(store, "delete", CALLERS["user"]) == 204
