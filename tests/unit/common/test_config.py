@@ -12,7 +12,8 @@ from common import config
 
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
-    "DEFAULT.state_dir", "api.public_url", "api.policy_file", "scheduler.enabled_filters",
+    "DEFAULT.state_dir", "DEFAULT.secret_key", "api.public_url", "api.policy_file",
+    "scheduler.enabled_filters",
     "scheduler.default_availability_zone", "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint"}
 
@@ -92,7 +93,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
-    assert {name_of(case) for case in EVERY if case[1].secret} == {"database.url", "identity.password"}
+    assert {name_of(case) for case in EVERY if case[1].secret} == {"DEFAULT.secret_key", "database.url", "identity.password"}
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:

@@ -79,7 +79,7 @@ def test_neither_arguments_nor_secrets_are_written(tmp_path: Path) -> None:
     flavor = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
     guest = {"server": "s", "fence": 1, "name": "n", "flavor": flavor, "user_data": "SECRET-user-data",
              "instance": {"admin_pass": "SECRET-password"}}
-    tools = verbs.Tools(MemoryDriver(), lambda image: iter(()), QUIET)
+    tools = verbs.Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
     ended = verbs.run(journal, tools, Command("a", "build", 1, "s", 1, 1, "ensure_guest", {"guest": guest}))
     assert ended is not None
     assert ended.status == "done"

@@ -11,13 +11,15 @@ from common.models import Command, DomainState
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, Tools, Verb
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 
 FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
 ARGS: dict[str, dict[str, Any]] = {"ensure_guest": {"guest": GUEST}, "ensure_stopped": {"timeout": 0},
-                                   "reboot": {"timeout": 0}}
+                                   "reboot": {"timeout": 0}, "rebuild": {"guest": GUEST, "runs": True},
+                                   "rescue": {"guest": GUEST, "image": {"id": "i"}}, "unrescue": {"guest": GUEST},
+                                   "snapshot": {"image_id": "i"}, "set_password": {"user": "root", "admin_pass": "x"}}
 
 
 def command(verb: str, step: str = "step", attempt: int = 1, fence: int = 2) -> Command:
@@ -32,11 +34,13 @@ class Rig:
         self.driver = MemoryDriver()
         self.table = VERBS | (more or {})
         self.cancelled = False
+        self.stored: list[bytes] = []
         self.points: list[tuple[str, str, str]] = []
         assert self.run("ensure_guest", "build") is not None
 
     def run(self, verb: str, step: str = "step", attempt: int = 1) -> Any:
-        tools = Tools(self.driver, lambda image: iter(()), Run(lambda name: None, lambda: self.cancelled))
+        tools = Tools(self.driver, lambda image: iter(()), lambda image: self.stored.extend,
+                      Run(lambda name: None, lambda: self.cancelled))
         return verbs.run(self.journal, tools, command(verb, step, attempt),
                          lambda *point: self.points.append(point), self.table)
 
@@ -49,9 +53,13 @@ def raising(problem: BaseException) -> Verb:
 
 @pytest.mark.parametrize(("verb", "data"), [
     ("ensure_guest", {"power_state": RUNNING}), ("ensure_running", {"power_state": RUNNING}),
-    ("ensure_stopped", {"power_state": SHUTDOWN}), ("reboot", {"power_state": RUNNING}), ("ensure_absent", {})])
+    ("ensure_stopped", {"power_state": SHUTDOWN}), ("reboot", {"power_state": RUNNING}), ("ensure_absent", {}),
+    ("ensure_paused", {"power_state": PAUSED}), ("ensure_suspended", {"power_state": SHUTDOWN}),
+    ("rebuild", {"power_state": RUNNING}), ("rescue", {"power_state": RUNNING}),
+    ("unrescue", {"power_state": RUNNING}), ("inject_nmi", {}), ("set_password", {})])
 def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
     rig = Rig()
+    rig.driver.guests["s"].has_agent = True
     for attempt in (1, 2):
         ended = rig.run(verb, attempt=attempt)
         assert (ended.key, ended.server, ended.fence, ended.status, ended.data) == (
@@ -60,12 +68,26 @@ def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
     assert rig.points[-2:] == [(verb, "step", "before"), (verb, "step", "after")]
 
 
+def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
+    rig = Rig()
+    ended = rig.run("snapshot")
+    assert ended.status == "done"
+    assert ended.data == {"size": len(b"".join(rig.stored))} != {"size": 0}
+
+
 def test_every_row_of_the_table_is_tried_above() -> None:
-    assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent"}
+    assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent",
+                          "ensure_paused", "ensure_suspended", "rebuild", "rescue", "unrescue", "inject_nmi",
+                          "set_password", "snapshot"}
 
 
 def test_whatever_may_start_a_guest_says_so() -> None:
-    assert {name for name, verb in VERBS.items() if verb.starts} == {"ensure_guest", "ensure_running", "reboot"}
+    assert {name for name, verb in VERBS.items() if verb.starts} == {
+        "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue"}
+
+
+def test_what_cannot_be_looked_at_is_done_once() -> None:
+    assert {name for name, verb in VERBS.items() if verb.once} == {"inject_nmi", "set_password"}
 
 
 def test_a_verb_of_a_newer_conductor_fails_and_says_what_to_do() -> None:
@@ -134,7 +156,7 @@ def test_an_unexpected_error_tells_the_tenant_nothing_and_lets_another_host_try(
 def test_arguments_that_are_missing_fail_the_command_alone() -> None:
     rig = Rig()
     broken = Command("a", "step", 1, "s", 2, 1, "ensure_stopped", {})
-    ended = verbs.run(rig.journal, Tools(rig.driver, lambda image: iter(()), QUIET), broken)
+    ended = verbs.run(rig.journal, Tools(rig.driver, lambda image: iter(()), lambda image: list, QUIET), broken)
     assert ended is not None
     assert (ended.status, ended.details) == ("failed", "KeyError: 'timeout'")
 
