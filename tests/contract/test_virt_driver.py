@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import uuid
@@ -20,63 +18,15 @@ import pytest
 from common import errors
 from common.models import DomainState, ImageRef
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
-from deploy import libvirtd
 from tests.contract.virt_rigs import (
     BOOT_SECONDS,
     QUIET,
     Rig,
+    another,
     await_true,
     libvirt_test_rig,
-    memory_rig,
-    qemu_rig,
     tiny_image,
 )
-
-NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
-
-
-@pytest.fixture(scope="module")
-def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_image(tmp_path_factory.getbasetemp().parent)
-
-
-@pytest.fixture(scope="module")
-def private_libvirtd() -> Iterator[Path]:
-    """A libvirtd for this module alone, because one of its tests kills it."""
-    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if missing and os.environ.get("KILONOVA_TEST"):
-        pytest.fail(f"not installed: {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
-    folder = Path(tempfile.mkdtemp(prefix="kn-virt-"))
-    libvirtd.start(folder)
-    yield folder
-    libvirtd.stop(folder)
-    assert not libvirtd.is_running(folder)
-    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)] == []
-    shutil.rmtree(folder)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
-@pytest.fixture(params=["memory", "test", pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    match request.param:
-        case "memory":
-            made = memory_rig(tmp_path)
-        case "test":
-            pytest.importorskip("libvirt")
-            made = libvirt_test_rig(tmp_path)
-        case _:
-            folder = request.getfixturevalue("private_libvirtd")
-            made = qemu_rig(tmp_path, libvirtd.uri(folder), request.getfixturevalue("bootable"))
-    yield made
-    made.clean()
 
 
 def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:
@@ -220,16 +170,11 @@ def test_create_cut_short_anywhere_can_be_repeated_or_removed(rig: Rig, phase: s
         phases: list[str] = []
         cut = Run(phases.append, lambda: phase in phases)  # noqa: B023 - asked only while its verb runs
         with pytest.raises(Cancelled):
-            rig.driver.ensure_guest(replace(spec, image=_another(rig)), rig.read_image, cut)
+            rig.driver.ensure_guest(replace(spec, image=another(rig)), rig.read_image, cut)
         assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     assert rig.driver.ensure_guest(repeated, rig.read_image, QUIET).power_state == RUNNING
     rig.driver.ensure_absent(removed.server, 2)
     assert rig.state(removed.server) is None and rig.files(removed.server) == []
-
-
-def _another(rig: Rig) -> ImageRef:
-    """The same image under a checksum of another kind: it is fetched again."""
-    return replace(rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest())
 
 
 def test_hanging_image_service_lets_go_within_five_seconds(rig: Rig) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ NANO = Flavor("1", "m1.nano", 1, 128, 1)
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
 READY = "kilonova tiny guest: ready"
 KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}]
+#: Where a real guest keeps its canary: on the raw disk, behind what the image fills.
+CANARY_AT, SECTOR = 64 << 20, 512
+#: User data that says what the disks hold, and plants a canary on the first when no disk has one.
+CANARY = f"""#!/bin/sh
+held() {{ dd if=/dev/$1 bs={SECTOR} skip={CANARY_AT // SECTOR} count=1 2> /dev/null | tr -d '\\0'; }}
+for disk in vda vdb; do
+    [ -b /dev/$disk ] && echo "$disk holds [$(held $disk)]"
+done
+[ -n "$(held vda)$(held vdb)" ] ||
+    printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
+"""
 #: A guest emulated on a busy machine.
 BOOT_SECONDS = 60
 
@@ -88,6 +100,29 @@ class Rig:
             await_true(lambda: self.console(server).count(READY) >= count, BOOT_SECONDS,
                        lambda: f"guest not ready: {self.console(server)[-2000:]}")
 
+    def boot_with_canary(self) -> GuestSpec:
+        """A guest that is ready and has a canary on its disk."""
+        spec = self.boot(ready=True, user_data=CANARY)
+        if isinstance(self.driver, MemoryDriver):
+            self.driver.write_file(spec.server, "canary", "canary")
+        elif not self.real:
+            disk = self.folder / "instances" / spec.server / "disk"
+            subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -P 99 {CANARY_AT} {SECTOR}", disk], check=True,
+                           capture_output=True)
+        return spec
+
+    def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
+        """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which calls it
+        ``disk``), by a look from outside at any other."""
+        if isinstance(self.driver, MemoryDriver):
+            return "canary" in self.driver.guests[server].disk
+        if not self.real:
+            return holds_canary(self.folder / "instances" / server / "disk", "99")
+        self.await_boots(server, boot)
+        said = self.console(server).split("guest: booting")[boot]
+        assert f"{disk} holds [" in said, said
+        return f"{disk} holds [canary]" in said
+
     def power_off_inside(self, server: str) -> None:
         """The guest stops by itself. A real one was given user data that does so."""
         if isinstance(self.driver, MemoryDriver):
@@ -107,6 +142,19 @@ class Rig:
         for server in self.servers:
             self.driver.ensure_absent(server, 1_000_000)
         self.driver.close()
+
+
+def another(rig: Rig) -> ImageRef:
+    """The same image under a checksum of another kind: it is fetched again."""
+    return replace(rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest())
+
+
+def holds_canary(disk: Path, pattern: str = "") -> bool:
+    """A look at a disk that nobody writes: a real guest's canary, or a sector of one byte as qemu-io wrote it."""
+    look = f"read -P {pattern or ord('c')} {CANARY_AT} {SECTOR if pattern else 1}"
+    told = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", look, disk], capture_output=True, text=True,
+                          check=False)
+    return told.returncode == 0 and "verification failed" not in told.stdout
 
 
 def await_true(question: Callable[[], object], seconds: float, story: Callable[[], str]) -> None:

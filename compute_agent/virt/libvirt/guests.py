@@ -121,6 +121,7 @@ class Guests:
         """Domain, saved memory, disks and files; harmless when there are none."""
         folder = self.folder(server)
         self._libvirt.destroy(server)
+        self._libvirt.drop_saved(server)
         self._libvirt.undefine(server)
         if folder.exists():
             shutil.rmtree(folder)

@@ -49,10 +49,10 @@ def save(libvirt: Connection, server: str, run: Run) -> None:
         elif thread.is_alive():
             run.phase(f"saving memory {_percent(_job(libvirt, server))} %")
     error = box.get()
-    if cancelled:
-        raise Cancelled
-    if error is not None:
-        raise error
+    if error is None:
+        # Also when a cancel came too late: it is saved, and what comes next finds it so.
+        return
+    raise Cancelled if cancelled else error
 
 
 def backup(libvirt: Connection, server: str, run: Run) -> None:

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs behind a server's actions, on the same hypervisors: what survives, what vanishes, what is refused.
+
+A canary on the guest's disk tells: a real guest plants it at its first boot and says at each boot what it finds.
+"""
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.models import DomainState, ImageRef
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.memory import MemoryDriver
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, another, await_true, holds_canary
+
+#: Longer than any test may take: a verb that waits for it fails the test.
+FOREVER = 100
+TICKS = """#!/bin/sh
+(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+"""
+#: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
+AGENT = r"""#!/bin/sh
+answer() {
+    while read -r asked; do
+        case $asked in
+        *guest-sync*) said=$(echo "$asked" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
+        *fsfreeze-freeze*) said=1; echo "agent: frozen" > /dev/console ;;
+        *fsfreeze-thaw*) said=1; echo "agent: thawed" > /dev/console ;;
+        *set-user-password*nobody*) echo '{"error": {"class": "GenericError", "desc": "not s3cret"}}'; continue ;;
+        *set-user-password*) said='{}'; secret=$(echo "$asked" | sed 's/.*"password": *"\([^"]*\)".*/\1/')
+            echo "agent: password is $(echo "$secret" | base64 -d)" > /dev/console ;;
+        *) said='{}' ;;
+        esac
+        echo "{\"return\": $said}"
+    done
+}
+(for port in /dev/vport*p1; do answer < "$port" > "$port"; done) &
+"""
+
+
+def test_pause_keeps_the_guest_where_it_is(rig: Rig) -> None:
+    spec = rig.boot()
+    for _ in range(2):
+        assert rig.driver.ensure_paused(spec.server, 2, QUIET) == DomainState(spec.server, PAUSED, 2)
+    assert rig.state(spec.server) == (PAUSED, 2)
+    assert rig.driver.ensure_running(spec.server, 3, QUIET) == DomainState(spec.server, RUNNING, 3)
+    rig.driver.ensure_paused(spec.server, 4, QUIET)
+    assert rig.driver.reboot(spec.server, 5, FOREVER, QUIET) == DomainState(spec.server, RUNNING, 5)
+    rig.driver.ensure_paused(spec.server, 6, QUIET)
+    assert rig.driver.ensure_stopped(spec.server, 7, FOREVER, QUIET) == DomainState(spec.server, SHUTDOWN, 7)
+    with pytest.raises(VerbFailed, match="does not run"):
+        rig.driver.ensure_paused(spec.server, 8, QUIET)
+    assert rig.state(spec.server) == (SHUTDOWN, 7)
+
+
+def test_suspended_guest_goes_on_where_it_was(rig: Rig) -> None:
+    phases: list[str] = []
+    spec = rig.boot(ready=True, user_data=TICKS)
+    for _ in range(2):
+        state = rig.driver.ensure_suspended(spec.server, 2, Run(phases.append, lambda: False))
+        assert state == DomainState(spec.server, SHUTDOWN, 2)
+    assert phases[0].startswith("saving memory")
+    rig.restart()
+    assert rig.state(spec.server) == (SHUTDOWN, 2)
+    before = rig.console(spec.server).count("tick")
+    for _ in range(2):
+        assert rig.driver.ensure_running(spec.server, 3, QUIET) == DomainState(spec.server, RUNNING, 3)
+    assert rig.state(spec.server) == (RUNNING, 3)
+    if rig.real:
+        await_true(lambda: f"tick {before + 3}\n" in rig.console(spec.server).replace("\r", ""), 20,
+                   lambda: rig.console(spec.server)[-500:])
+    if rig.has_console:
+        assert rig.boots(spec.server) == 1
+    rig.driver.ensure_paused(spec.server, 4, QUIET)
+    assert rig.driver.ensure_suspended(spec.server, 5, QUIET).power_state == SHUTDOWN
+    assert rig.driver.ensure_running(spec.server, 6, QUIET).power_state == RUNNING
+
+
+@pytest.mark.parametrize("verb", ["stop", "reboot", "absent"])
+def test_saved_memory_is_given_up_by_a_hard_verb(rig: Rig, verb: str, request: pytest.FixtureRequest) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_suspended(spec.server, 2, QUIET)
+    if verb == "reboot":
+        assert rig.driver.reboot(spec.server, 3, FOREVER, QUIET) == DomainState(spec.server, RUNNING, 3)
+    elif verb == "stop":
+        assert rig.driver.ensure_stopped(spec.server, 3, FOREVER, QUIET) == DomainState(spec.server, SHUTDOWN, 3)
+        with pytest.raises(VerbFailed, match="does not run"):
+            rig.driver.ensure_suspended(spec.server, 4, QUIET)
+    else:
+        rig.driver.ensure_absent(spec.server, 3)
+        assert rig.state(spec.server) is None and rig.files(spec.server) == []
+    if isinstance(rig.driver, MemoryDriver) and verb == "reboot":
+        assert rig.boots(spec.server) == 2
+    if rig.real:
+        folder = request.getfixturevalue("private_libvirtd")
+        assert [path for path in folder.rglob("*.save") if spec.server in path.name] == []
+
+
+def test_suspend_cut_off_leaves_the_guest_as_it_was(rig: Rig) -> None:
+    spec = rig.boot()
+    with pytest.raises(Cancelled):
+        rig.driver.ensure_suspended(spec.server, 2, Run(lambda name: None, lambda: True))
+    assert rig.state(spec.server) == (RUNNING, 1)
+    answers = iter([False])
+    began = time.monotonic()
+    try:
+        rig.driver.ensure_suspended(spec.server, 2, Run(lambda name: None, lambda: next(answers, True)))
+    except Cancelled:
+        assert rig.state(spec.server) == (RUNNING, 1)
+    else:       # the cancel came too late
+        assert rig.state(spec.server) == (SHUTDOWN, 2)
+    assert time.monotonic() - began < 5
+    assert rig.driver.ensure_suspended(spec.server, 3, QUIET) == DomainState(spec.server, SHUTDOWN, 3)
+
+
+def test_rebuild_replaces_the_disk_once_and_only_when_it_can(rig: Rig) -> None:
+    spec = rig.boot_with_canary()
+    anew = replace(spec, fence=2, name="anew", image=another(rig))
+
+    def gone(image: str) -> Iterator[bytes]:
+        raise errors.NotFound("No image was found.")
+
+    phases: list[str] = []
+    files = rig.files(spec.server)
+    with pytest.raises(VerbFailed, match="No image was found"):
+        rig.driver.rebuild(anew, gone, True, QUIET)
+    with pytest.raises(Cancelled):
+        rig.driver.rebuild(anew, rig.read_image, True, Run(phases.append, lambda: "making disks" in phases))
+    assert rig.state(spec.server) == (RUNNING, 1)
+    assert [path for path in rig.files(spec.server) if path.name != "config.new"] == files
+    for _ in range(2):
+        assert rig.driver.rebuild(anew, rig.read_image, True, QUIET) == DomainState(spec.server, RUNNING, 2)
+    assert rig.files(spec.server) == files
+    assert not rig.has_canary(spec.server, 2)
+    if rig.has_console:
+        assert rig.boots(spec.server) == 2
+    if rig.real:
+        assert "name anew" in rig.console(spec.server)
+
+
+def test_rebuild_of_a_guest_that_is_off_or_gone(rig: Rig) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_suspended(spec.server, 2, QUIET)
+    off = DomainState(spec.server, SHUTDOWN, 3)
+    for _ in range(2):
+        assert rig.driver.rebuild(replace(spec, fence=3), rig.read_image, False, QUIET) == off
+    assert rig.driver.rebuild(replace(spec, fence=3), rig.read_image, True, QUIET).power_state == RUNNING
+    rig.driver.ensure_absent(spec.server, 4)
+    assert rig.driver.rebuild(replace(spec, fence=5), rig.read_image, False, QUIET).power_state == SHUTDOWN
+
+
+def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
+    spec = rig.boot_with_canary()
+    files = rig.files(spec.server)
+    phases: list[str] = []
+    rescued, back = replace(spec, fence=2), replace(spec, fence=3)
+    with pytest.raises(Cancelled):
+        rig.driver.rescue(rescued, another(rig), rig.read_image, Run(phases.append, lambda: "making disks" in phases))
+    assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
+    for _ in range(2):
+        state = rig.driver.rescue(rescued, another(rig), rig.read_image, QUIET)
+        assert state == DomainState(spec.server, RUNNING, 2)
+    assert rig.has_canary(spec.server, 2, "vdb")
+    assert rig.driver.diagnostics(spec.server)["num_disks"] == (2 if rig.kind == "memory" else 3)
+    if rig.real:
+        assert "vda holds []" in rig.console(spec.server).split("guest: booting")[2]
+    for _ in range(2):
+        assert rig.driver.unrescue(back, QUIET) == DomainState(spec.server, RUNNING, 3)
+    assert rig.has_canary(spec.server, 3)
+    assert rig.files(spec.server) == files
+    if rig.has_console:
+        assert rig.boots(spec.server) == 3
+
+
+@pytest.mark.parametrize("place", [{"hw_rescue_bus": "usb"}, {"hw_rescue_device": "cdrom"}, {"hw_rescue_bus": "scsi"},
+                                   {"hw_rescue_bus": "sata"}, {"hw_rescue_device": "disk"}])
+def test_stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig, place: dict[str, str]) -> None:
+    boots = rig.real and "usb" in place.values()
+    spec = rig.boot_with_canary() if boots or not rig.real else rig.boot()
+    image = replace(rig.image, properties=place)
+    assert rig.driver.rescue(replace(spec, fence=2), image, rig.read_image, QUIET).power_state == RUNNING
+    if boots or not rig.real:
+        assert rig.has_canary(spec.server, 2)
+    if boots:
+        assert "vdb" not in rig.console(spec.server)
+        own, *others = rig.driver.diagnostics(spec.server)["disk_details"]
+        assert own["read_bytes"] < 5 << 20 < max(disk["read_bytes"] for disk in others)
+    assert rig.driver.unrescue(replace(spec, fence=3), QUIET).power_state == RUNNING
+
+
+def test_rescue_disk_at_an_impossible_place_is_refused(rig: Rig) -> None:
+    if rig.kind == "memory":
+        pytest.skip("memory has no buses")
+    spec = rig.boot()
+    floppy = replace(rig.image, properties={"hw_rescue_device": "floppy"})
+    with pytest.raises(VerbFailed, match="cannot be a floppy"):
+        rig.driver.rescue(replace(spec, fence=2), floppy, rig.read_image, QUIET)
+    assert rig.state(spec.server) == (RUNNING, 1)
+
+
+def taken(rig: Rig, server: str, run: Run = QUIET) -> bytes:
+    chunks: list[bytes] = []
+    assert rig.driver.snapshot(server, 9, chunks.extend, run) == sum(map(len, chunks))
+    assert max(map(len, chunks)) <= 1 << 20
+    assert not [path for path in rig.files(server) if "snapshot" in path.name]
+    return b"".join(chunks)
+
+
+def shows_canary(rig: Rig, content: bytes, folder: Path) -> bool:
+    (folder / "copy").write_bytes(content)
+    return b"canary" in content if rig.kind == "memory" else holds_canary(folder / "copy", "" if rig.real else "99")
+
+
+def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: Path) -> None:
+    spec = rig.boot_with_canary()
+    phases: list[str] = []
+    if rig.kind == "test":
+        with pytest.raises(VerbFailed, match="could not copy the guest's disk"):
+            taken(rig, spec.server)
+        return
+    content = taken(rig, spec.server, Run(phases.append, lambda: False))
+    assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
+    assert rig.state(spec.server) == (RUNNING, 1) and rig.has_canary(spec.server, 1) is (not rig.real)
+    image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
+    copy = replace(rig.spec(), image=image, user_data=spec.user_data)
+    rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
+    assert rig.has_canary(copy.server, 1)
+    rig.driver.ensure_paused(spec.server, 2, QUIET)
+    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
+    assert rig.state(spec.server) == (PAUSED, 2)
+
+
+def test_snapshot_of_a_guest_that_is_off(rig: Rig, tmp_path: Path) -> None:
+    spec = rig.boot_with_canary()
+    rig.driver.ensure_suspended(spec.server, 2, QUIET)
+    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
+    rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
+    assert rig.state(spec.server) == (SHUTDOWN, 3)
+
+
+@pytest.mark.parametrize("at", ["copying disk", "uploading"])
+def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) -> None:
+    spec = rig.boot()
+    if rig.kind == "test":
+        rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    phases: list[str] = []
+    seen = 0
+
+    def cancelled() -> bool:
+        nonlocal seen
+        seen += bool(phases) and phases[-1].startswith(at)
+        return seen > (1 if at == "copying disk" and rig.real else 0)
+
+    chunks: list[bytes] = []
+    began = time.monotonic()
+    if rig.kind != "memory" or at == "copying disk":
+        with pytest.raises(Cancelled):
+            rig.driver.snapshot(spec.server, 2, chunks.extend, Run(phases.append, cancelled))
+    assert time.monotonic() - began < 5
+    assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
+    assert taken(rig, spec.server)
+
+
+def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+
+    def refuse(chunks: Iterator[bytes]) -> None:
+        next(chunks)
+        raise errors.Forbidden("The image quota is used up.")
+
+    def away(chunks: Iterator[bytes]) -> None:
+        raise errors.Unavailable("The image service does not answer.")
+
+    with pytest.raises(VerbFailed, match="quota"):
+        rig.driver.snapshot(spec.server, 3, refuse, QUIET)
+    with pytest.raises(errors.Unavailable):
+        rig.driver.snapshot(spec.server, 3, away, QUIET)
+    assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
+
+
+def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
+    spec = rig.boot(ready=True, user_data=AGENT)
+    rig.driver.set_password(spec.server, "root", "s3cret")
+    if isinstance(rig.driver, MemoryDriver):
+        assert rig.driver.guests[spec.server].knows_password("root", "s3cret")
+    if not rig.real:
+        return
+    await_true(lambda: "agent: password is s3cret" in rig.console(spec.server), 5, lambda: rig.console(spec.server))
+    with pytest.raises(VerbFailed, match="did not set the password") as caught:
+        rig.driver.set_password(spec.server, "nobody", "s3cret")
+    assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__context__}"
+    taken(rig, spec.server)
+    told = rig.console(spec.server)
+    assert told.index("agent: frozen") < told.rindex("agent: thawed")
+
+
+def test_without_agent_no_password_is_set(rig: Rig) -> None:
+    if rig.kind == "test":
+        pytest.skip("libvirt's mock-up answers for every agent")
+    spec = rig.boot(image=replace(rig.image, properties={"hw_qemu_guest_agent": "no"}))
+    with pytest.raises(VerbFailed, match="no agent"):
+        rig.driver.set_password(spec.server, "root", "s3cret")
+
+
+def test_nmi_reaches_the_kernel(rig: Rig) -> None:
+    spec = rig.boot(ready=True)
+    rig.driver.inject_nmi(spec.server)
+    if rig.has_console:
+        await_true(lambda: "NMI received" in rig.console(spec.server), 5, lambda: rig.console(spec.server)[-1000:])
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    with pytest.raises(VerbFailed, match="does not run"):
+        rig.driver.inject_nmi(spec.server)
+
+
+def test_diagnostics_have_the_shape_of_the_api(rig: Rig) -> None:
+    spec = rig.boot()
+    told = rig.driver.diagnostics(spec.server)
+    assert {name: told[name] for name in ("state", "driver", "hypervisor_os", "config_drive", "num_cpus")} == {
+        "state": "running", "driver": "libvirt", "hypervisor_os": "linux", "config_drive": True, "num_cpus": 1}
+    assert set(told) == {"state", "driver", "hypervisor", "hypervisor_os", "uptime", "config_drive", "num_cpus",
+                         "num_disks", "num_nics", "memory_details", "cpu_details", "disk_details", "nic_details"}
+    assert 0 <= told["uptime"] < BOOT_SECONDS and isinstance(told["hypervisor"], str)
+    assert told["memory_details"]["maximum"] == 128 and told["memory_details"]["used"] > 0
+    assert [set(cpu) for cpu in told["cpu_details"]] == [{"id", "time", "utilisation"}]
+    assert len(told["disk_details"]) == told["num_disks"] > 0 and told["num_nics"] == len(told["nic_details"])
+    for disk in told["disk_details"]:
+        assert set(disk) == {"read_bytes", "read_requests", "write_bytes", "write_requests", "errors_count"}
+        assert all(isinstance(disk[name], int) for name in disk if name != "errors_count")
+    rig.driver.ensure_paused(spec.server, 2, QUIET)
+    assert rig.driver.diagnostics(spec.server)["state"] == "paused"
+    rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    with pytest.raises(VerbFailed, match="does not run"):
+        rig.driver.diagnostics(spec.server)
+
+
+@pytest.mark.parametrize("verb", ["ensure_paused", "ensure_suspended", "rescue", "unrescue", "snapshot", "inject_nmi",
+                                  "set_password", "diagnostics"])
+def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+    spec = rig.spec()
+    arguments: dict[str, tuple[Any, ...]] = {
+        "rescue": (spec, rig.image, rig.read_image, QUIET), "unrescue": (spec, QUIET),
+        "snapshot": (spec.server, 1, list, QUIET), "inject_nmi": (spec.server,), "diagnostics": (spec.server,),
+        "set_password": (spec.server, "root", "s3cret")}
+    with pytest.raises(VerbFailed, match="no guest on this host"):
+        getattr(rig.driver, verb)(*arguments.get(verb, (spec.server, 1, QUIET)))
+    assert rig.state(spec.server) is None and rig.files(spec.server) == []
