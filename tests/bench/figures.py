@@ -142,6 +142,7 @@ def measure(bench: Bench) -> None:
         bench.figures[f"{SERVERS} creates, {threads} clients"] = result | {
             "cpu_ms_a_create": used, "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
             "messages_a_create": round((bench.messages() - messages) / SERVERS, 2)}
+    actions(bench, client)
     load.create(client, "rest", 1000 - 2 * SERVERS - 25, THREADS, image, flavor)
     times = [client.call("GET", "/servers/detail?limit=1000")[0] for _ in range(20)]
     _, found = client.call("GET", "/servers/detail?limit=1000")
@@ -151,6 +152,18 @@ def measure(bench: Bench) -> None:
         [sys.executable, "-m", "deploy.cli.main", "doctor"], capture_output=True, text=True, check=False,
         env=dict(os.environ, KILONOVA_CONF=str(bench.cloud.config()))).stdout.strip().splitlines()[-1:]
     restart(bench, client, image, flavor)
+
+
+def actions(bench: Bench, client: load.Client) -> None:
+    """POST to state reached, alone and with 32 servers at once."""
+    _, found = client.call("GET", "/servers?limit=32&status=ACTIVE")
+    ids = [server["id"] for server in found["servers"]]
+    for there, back in ((("os-stop", "SHUTOFF"), ("os-start", "ACTIVE")), (("pause", "PAUSED"), ("unpause", "ACTIVE"))):
+        for some, threads in ((ids[:10], 1), (ids, len(ids))):
+            for action, ends in (there, back):
+                times, rate = load.act(client, some, action, ends, threads)
+                bench.figures[f"{action}, {threads} at once, POST to state"] = {
+                    "each": load.milliseconds(times), "per_s": round(rate, 1)}
 
 
 def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:

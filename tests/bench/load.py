@@ -78,6 +78,21 @@ def create(client: Client, prefix: str, count: int, threads: int, image: str, fl
             "post": milliseconds(posts), "errors": len(failed["servers"])}
 
 
+def act(client: Client, ids: list[str], action: str, ends: str, threads: int) -> tuple[list[float], float]:
+    """POST an action to each server and wait until it is in the state; (seconds of each, servers a second in all)."""
+    def one(number: int) -> float:
+        began = time.perf_counter()
+        client.call("POST", f"/servers/{ids[number]}/action", {action: None})
+        pause = 0.004
+        while client.call("GET", f"/servers/{ids[number]}")[1]["server"]["status"] != ends:
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+        return time.perf_counter() - began
+    began = time.perf_counter()
+    times = in_parallel(threads, one, len(ids))
+    return times, len(ids) / (time.perf_counter() - began)
+
+
 def one_at_a_time(client: Client, prefix: str, count: int, image: str, flavor: str) -> list[float]:
     """From the client's POST to the first GET that says ACTIVE, one server after the other."""
     times = []
