@@ -19,7 +19,7 @@ ROWS = pytest.mark.parametrize("row", ACTIONS, ids=lambda row: f"{row.key}{row.w
 @ROWS
 def test_every_action_has_a_policy_and_somebody_who_does_it(row: Action) -> None:
     assert row.policy.startswith("os_compute_api:")
-    assert (row.workflow is None) != (row.query is None)
+    assert [row.workflow, row.query, row.immediate].count(None) == 2
     assert row.workflow is None or row.workflow in WORKFLOWS
 
 
@@ -32,11 +32,16 @@ def test_every_action_speaks_of_known_states(row: Action) -> None:
     assert row.success in (200, 202, 204)
 
 
+#: Actions that no task_state shows, as the API has it, and those that leave the server as it was.
+UNSEEN = {"trigger_crash_dump"}
+UNCHANGED = {"trigger_crash_dump", "createImage", "createBackup"}
+
+
 @ROWS
 def test_what_changes_a_server_can_be_seen_meanwhile_and_afterwards(row: Action) -> None:
     if row.workflow:
-        assert row.during is not None
-        assert row.after is not None
+        assert (row.during is None) == (row.key in UNSEEN)
+        assert (row.after is None) == (row.key in UNCHANGED)
     else:
         assert (row.during, row.after, row.supersedes, row.locked) == (None, None, False, False)
 
@@ -48,13 +53,23 @@ def test_an_action_that_waits_for_a_step_waits_for_one_that_exists(row: Action) 
         assert row.answer_after in [step.name for step in WORKFLOWS[row.workflow].steps]
 
 
-def test_no_two_rows_answer_to_the_same_body() -> None:
-    assert [key for key, number in Counter((row.key, row.when) for row in ACTIONS).items() if number > 1] == []
-    assert len(BY_WORKFLOW) == sum(row.workflow is not None for row in ACTIONS)
+def test_no_two_rows_answer_to_the_same_body_in_the_same_state() -> None:
+    taken = Counter((row.key, row.when, vm_state) for row in ACTIONS for vm_state in row.vm)
+    assert [place for place, number in taken.items() if number > 1] == []
+    alone = {row.key for row in ACTIONS if row.vm == states.ANY}
+    assert all(number == 1 for key, number in Counter(row.key for row in ACTIONS).items() if key in alone)
     for row in ACTIONS:
-        assert states.action(row.key, row.when[1] if row.when else None) is row
+        found = states.action(row.key, row.when[1] if row.when else None)
+        assert found is not None
+        assert (found.key, found.when) == (row.key, row.when)
     assert states.action("reboot", "SIDEWAYS") is None
     assert states.action("os-levitate") is None
+
+
+@ROWS
+def test_rows_that_share_a_workflow_agree_how_it_ends(row: Action) -> None:
+    if row.workflow:
+        assert BY_WORKFLOW[row.workflow].after == row.after
 
 
 @pytest.mark.parametrize("during", sorted({row.during for row in ACTIONS if row.during}))
@@ -77,12 +92,12 @@ def test_hard_reboot_ends_a_hanging_reboot_and_what_is_worse_only_delete_does() 
     hard = states.action("reboot", "HARD")
     assert hard is not None
     assert states.REBOOTING in hard.task
-    assert {row.name for row in ACTIONS if row.supersedes} == {"reboot", "delete"}
+    assert {row.name for row in ACTIONS if row.supersedes} == {"reboot", "delete", "forceDelete"}
     assert states.SPAWNING not in hard.task
 
 
-STATUSES = {"BUILD", "ACTIVE", "REBOOT", "HARD_REBOOT", "SHUTOFF", "PAUSED", "SUSPENDED", "ERROR", "DELETED",
-            "SOFT_DELETED", "RESCUE", "VERIFY_RESIZE", "SHELVED", "SHELVED_OFFLOADED"}
+STATUSES = {"BUILD", "ACTIVE", "REBOOT", "HARD_REBOOT", "REBUILD", "PASSWORD", "SHUTOFF", "PAUSED", "SUSPENDED",
+            "ERROR", "DELETED", "SOFT_DELETED", "RESCUE", "VERIFY_RESIZE", "SHELVED", "SHELVED_OFFLOADED"}
 
 
 @pytest.mark.parametrize(("vm_state", "task_state", "status"), [
@@ -92,7 +107,9 @@ STATUSES = {"BUILD", "ACTIVE", "REBOOT", "HARD_REBOOT", "SHUTOFF", "PAUSED", "SU
     ("stopped", "rebooting_hard", "HARD_REBOOT"), ("paused", None, "PAUSED"), ("suspended", None, "SUSPENDED"),
     ("error", None, "ERROR"), ("error", "deleting", "ERROR"), ("deleted", None, "DELETED"),
     ("soft-delete", None, "SOFT_DELETED"), ("rescued", None, "RESCUE"), ("resized", None, "VERIFY_RESIZE"),
-    ("shelved", None, "SHELVED"), ("shelved_offloaded", None, "SHELVED_OFFLOADED"), ("no such", None, "UNKNOWN")])
+    ("shelved", None, "SHELVED"), ("shelved_offloaded", None, "SHELVED_OFFLOADED"),
+    ("active", "rebuilding", "REBUILD"), ("stopped", "rebuild_spawning", "REBUILD"), ("error", "rebuilding", "REBUILD"),
+    ("active", "updating_password", "PASSWORD"), ("active", "image_uploading", "ACTIVE"), ("no such", None, "UNKNOWN")])
 def test_a_server_shows_the_apis_status(vm_state: str, task_state: str | None, status: str) -> None:
     assert states.status(vm_state, task_state) == status
 
@@ -122,9 +139,10 @@ def test_a_status_that_no_server_can_have_has_no_states() -> None:
     assert states.vm_states_of("active") == ()
 
 
-def test_every_event_name_is_of_a_step_and_every_step_has_one() -> None:
+def test_every_event_name_is_of_a_step_and_every_workflow_has_one() -> None:
     steps = {(name, step.name) for name, workflow in WORKFLOWS.items() for step in workflow.steps}
-    assert set(states.EVENT_NAMES) == steps
+    assert set(states.EVENT_NAMES) <= steps
+    assert {workflow for workflow, _ in states.EVENT_NAMES} == set(WORKFLOWS)
     assert states.event_name("stop", "stop") == "compute_stop_instance"
     assert states.event_name("stop", "undo") == "conductor_undo"
 
@@ -137,7 +155,9 @@ def test_every_workflow_is_well_formed(name: str) -> None:
     assert len({step.name for step in workflow.steps}) == len(workflow.steps) > 0
     for step in workflow.steps:
         assert step.why, f"{step.name} does not say why it stands there"
-        assert (step.apply is None) != (step.command is None), f"{step.name} is neither here nor on a host"
+        ways = [way for way in (step.apply, step.command, step.outside) if way is not None]
+        only_back = step.undo is not None or step.undo_command is not None or step.undo_outside is not None
+        assert len(ways) == 1 or not ways and only_back, f"{step.name} is neither here, nor outside, nor on a host"
         assert step.propose is None or step.apply is not None
         assert not (step.before or step.done) or step.command is not None
     assert workflow.index(None) == 0
