@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about states is what the table says today, and leaves nothing out."""
+from __future__ import annotations
+
+from pathlib import Path
+
+from common import states
+from deploy import states_diagram
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/states.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == states_diagram.page(), "run: python -m deploy.states_diagram > docs/states.md"
+
+
+def test_it_has_every_state_and_every_action() -> None:
+    text = states_diagram.page()
+    for vm_state in states.VM_STATES:
+        assert f'state "{vm_state}" as ' in text
+    for row in states.ACTIONS:
+        if row.query is None:
+            assert f"| `{row.key}" in text
+
+
+def test_arrows_are_what_actions_do() -> None:
+    edges = states_diagram.edges()
+    assert edges["active", "paused"] == ["pause"]
+    assert edges["paused", "active"] == ["reboot HARD", "unpause"]
+    assert edges["shelved_offloaded", "active"] == ["unshelve"]
+    assert ("deleted", "active") not in edges
+    assert "delete" not in {name for names in edges.values() for name in names}, "they are said once, for every state"
