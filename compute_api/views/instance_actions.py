@@ -30,33 +30,47 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class Event:
-    """One step of the journal: its first entry and, when it is over, its last."""
+    """One step of the journal: its first entry and, when it is over, its last. A step that was in hand when its action
+    was ended by a later one has no last entry: it ended with its action."""
 
-    workflow: str
-    project_id: str
+    action: Any
     begun: Any
     ended: Any = None
 
     @property
+    def cut_off(self) -> bool:
+        return self.ended is None and self.action.finished_at is not None
+
+    @property
     def failed(self) -> bool:
-        return self.ended is not None and self.ended.event in ("failed", "undo_failed")
+        return self.cut_off or self.ended is not None and self.ended.event in ("failed", "undo_failed")
+
+
+def _finish(row: Event, view: Any) -> str | None:
+    return fraction(row.action.finished_at if row.ended is None else row.ended.at)
 
 
 def _result(row: Event, view: Any) -> str | None:
-    if row.ended is None:
+    if row.failed:
+        return "Error"
+    return None if row.ended is None else "Success"
+
+
+def _details(row: Event, view: Any) -> str | None:
+    if not row.failed:
         return None
-    return "Error" if row.failed else "Success"
+    return row.action.message if row.ended is None else row.ended.message
 
 
 EVENT_FIELDS: tuple[Field, ...] = (
-    Field("event", lambda row, view: states.event_name(row.workflow, row.begun.step)),
+    Field("event", lambda row, view: states.event_name(row.action.workflow, row.begun.step)),
     Field("start_time", lambda row, view: fraction(row.begun.at)),
-    Field("finish_time", lambda row, view: fraction(row.ended.at) if row.ended else None),
+    Field("finish_time", _finish),
     Field("result", _result),
-    Field("traceback", lambda row, view: row.ended.details if row.failed else None, rule=TRACES),
-    Field("hostId", lambda row, view: host_id(row.project_id, row.begun.host), since="2.62"),
+    Field("traceback", lambda row, view: row.ended.details if row.failed and row.ended else None, rule=TRACES),
+    Field("hostId", lambda row, view: host_id(row.action.project_id, row.begun.host), since="2.62"),
     Field("host", lambda row, view: row.begun.host, since="2.62", rule=TRACES),
-    Field("details", lambda row, view: row.ended.message if row.failed else None, since="2.84", rule=DETAILS),
+    Field("details", _details, since="2.84", rule=DETAILS),
 )
 #: Who sees the events at all.
 EVENTS = (Field("events", lambda row, view: view, until="2.50", rule=TRACES),
@@ -79,9 +93,7 @@ def events(row: Any, journal: list[Any]) -> list[Event]:
     """The journal's entries as events, one for each attempt of a step."""
     found: dict[tuple[str, int], Event] = {}
     for entry in journal:
-        key = (entry.step, entry.attempt)
-        if key not in found:
-            found[key] = Event(row.workflow, row.project_id, entry)
-        if entry.event in ("succeeded", "failed"):
-            found[key].ended = entry
+        event = found.setdefault((entry.step, entry.attempt), Event(row, entry))
+        if entry.event in ("succeeded", "failed", "undo_failed") or event.begun is entry and entry.event == "undone":
+            event.ended = entry
     return list(found.values())

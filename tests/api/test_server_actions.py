@@ -181,6 +181,36 @@ def test_an_action_with_its_events(cloud: Cloud, server: str, mv: str, token: st
         assert (build["details"], build["traceback"], build["host"]) == ("Out of disk", "Traceback: …", "host1")
 
 
+def test_a_step_that_a_later_action_cut_off_ended_with_its_action(cloud: Cloud, server: str) -> None:
+    act(cloud, server, {"os-stop": None})
+    stop = next(row for row in cloud.rows(schema.actions) if row.name == "stop")
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.events).values(at=now()), {
+            "action_id": stop.id, "seq": 1, "step": "stop", "attempt": 1, "event": "started", "message": None,
+            "details": None, "host": "host1"})
+    path = f"/servers/{server}/os-instance-actions/{stop.request_id}"
+    [event] = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"]["events"]
+    assert (event["result"], event["finish_time"]) == (None, None)
+    assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
+    [event] = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"]["events"]
+    assert (event["result"], event["details"]) == ("Error", "Superseded by a later action.")
+    assert event["finish_time"] >= event["start_time"]
+
+
+def test_an_undo_that_was_refused_is_told(cloud: Cloud, server: str) -> None:
+    [action] = cloud.rows(schema.actions)
+    with cloud.store.begin() as tx:
+        rows = [("place", "started", None), ("place", "succeeded", None), ("place", "undo_failed", "No way back"),
+                ("build", "undone", None)]
+        tx.execute(sa.insert(schema.events).values(at=now()), [
+            {"action_id": action.id, "seq": seq, "step": step, "attempt": 1, "event": event, "message": message,
+             "details": None, "host": None} for seq, (step, event, message) in enumerate(rows, 1)])
+    path = f"/servers/{server}/os-instance-actions/{action.request_id}"
+    undone, place = cloud.call("GET", path, mv="2.84", token="admin").json["instanceAction"]["events"]
+    assert (place["result"], place["details"]) == ("Error", "No way back")
+    assert (undone["result"], undone["details"]) == ("Success", None)
+
+
 def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
     cloud.rest(server)
