@@ -17,6 +17,11 @@ class Links:
     project: str = ""
 
     @property
+    def legacy(self) -> bool:
+        """Did the client ask below /v2, where unknown keys are dropped instead of refused?"""
+        return self.version == "v2"
+
+    @property
     def root(self) -> str:
         """What the versioned links of this request begin with."""
         return f"{self.base}/{self.version}/{self.project}{'/' if self.project else ''}"

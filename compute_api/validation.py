@@ -209,6 +209,8 @@ def _format_checker() -> Any:
 def _pruned(schema: Document, value: Any) -> Any:
     if isinstance(value, list) and "items" in schema:
         return [_pruned(schema["items"], item) for item in value]
+    if isinstance(value, dict) and "anyOf" in schema:
+        schema = next((choice for choice in schema["anyOf"] if choice.get("type") == "object"), schema)
     if not isinstance(value, dict) or "properties" not in schema and "patternProperties" not in schema:
         return value
     known: Document = schema.get("properties", {})

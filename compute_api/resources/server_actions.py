@@ -67,7 +67,10 @@ def _rows(key: str, request: Request) -> list[states.Action]:
     served = [row for row in rows if request.version in Range(row.since, row.until)]
     if not served:
         raise errors.NotFound(f"API version '{microversions.text(request.version)}' is not supported on this method.")
-    schemas.BY_KEY[key].at(request.version).check(request.body)
+    schema = schemas.BY_KEY[key].at(request.version)
+    if request.links.legacy:
+        request.body = schema.pruned(request.body)
+    schema.check(request.body)
     meant = [row for row in served if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]]
     if not meant:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")

@@ -73,6 +73,15 @@ def test_actions_that_are_none(cloud: Cloud, server: str, body: Any, mv: str, st
     assert answer.json["badRequest"]["message"] == text
 
 
+@pytest.mark.parametrize("body", [
+    {"rescue": {"adminPass": "p", "colour": "red"}}, {"reboot": {"type": "SOFT", "colour": "red"}},
+    {"createImage": {"name": "i", "colour": "red"}}])
+def test_below_v2_unknown_keys_are_dropped(cloud: Cloud, server: str, body: Any) -> None:
+    path = f"/servers/{server}/action"
+    assert cloud.call("POST", path, body).status_code == 400
+    assert cloud.call("POST", path, body, root="/v2").status_code in (200, 202)
+
+
 def test_removed_actions(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, {"resetNetwork": None}, token="admin").status_code == 410
     assert act(cloud, server, {"os-getRDPConsole": {}}, "2.6").status_code == 404
