@@ -93,7 +93,8 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
-    assert {name_of(case) for case in EVERY if case[1].secret} == {"DEFAULT.secret_key", "database.url", "identity.password"}
+    assert {name_of(case) for case in EVERY if case[1].secret} == {
+        "DEFAULT.secret_key", "database.url", "identity.password"}
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:
