@@ -57,9 +57,9 @@ def _result(row: Event, view: Any) -> str | None:
 
 
 def _details(row: Event, view: Any) -> str | None:
-    if not row.failed:
-        return None
-    return row.action.message if row.ended is None else row.ended.message
+    teller = row.action if row.ended is None else row.ended
+    text: str | None = teller.message if row.failed else None
+    return text
 
 
 EVENT_FIELDS: tuple[Field, ...] = (
