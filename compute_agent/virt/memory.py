@@ -1,93 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """A complete hypervisor in memory: the other implementation of ``virt.driver``.
 
-Called by the agent when ``virt_driver = memory``, by tests and by the bench. Guests are records; nothing
-runs. ``script`` makes any verb slow or fail, one behaviour for each call; ``calls`` tells what was asked.
-With ``state_file`` the guests outlive the process, as real ones do when an agent is killed: each change is a
-line written before the verb returns, and the file is read and shortened at start. All methods are thread-safe.
+Called by the agent when ``virt_driver = memory``, by tests and by the bench. Guests are records; nothing runs.
+The host they live on, with its script and its memory of calls, is ``virt.memory_host``. All methods are thread-safe.
 """
 from __future__ import annotations
 
-import hashlib
-import threading
-import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
-from compute_agent.virt.driver import (
-    PAUSED,
-    RUNNING,
-    SHUTDOWN,
-    Cancelled,
-    ImageReader,
-    ImageWriter,
-    Run,
-    VerbFailed,
-)
-from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.memory_guest import Guest
+from compute_agent.virt.memory_host import QUIET, Fail, MemoryHost, Slow, state_of, wait
 
-#: Bytes of an image that are looked at for a disk's files.
-MOST_KEPT = 1 << 20
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+__all__ = ["QUIET", "Fail", "Guest", "MemoryDriver", "Slow"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """The call takes ``seconds`` more: before its effect, or between the effect and the answer."""
-
-    seconds: float
-    after: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The call raises VerbFailed before it has any effect."""
-
-    text: str = "The hypervisor refused."
-    retryable: bool = False
-    details: str = "scripted"
-
-
-class MemoryDriver:
-    """Implements ``Driver``. ``guests`` may be shared by two drivers: the same host, restarted."""
-
-    def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,
-                 state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
-                 guests: dict[str, Guest] | None = None, read_images: bool = False) -> None:
-        self.size = HostInventory("memory", 1, host, vcpus, memory_mb, disk_gb)
-        self.script = script if script is not None else {}
-        self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
-        self.guests: dict[str, Guest] = guests if guests is not None else {}
-        self._boot_id = str(uuid.uuid4())
-        self._read_images = read_images
-        self._watchers: list[Callable[[str], None]] = []
-        self._changed: deque[str] = deque()
-        self._lock = threading.RLock()
-        self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
+class MemoryDriver(MemoryHost):
+    """Implements ``Driver``."""
 
     def inventory(self) -> HostInventory:
         self._begin("inventory")
         return self.size
 
-    def boot_id(self) -> str:
-        return self._boot_id
-
     def domains(self) -> list[DomainState]:
         self._begin("domains")
         with self._lock:
-            return [_state(server, guest) for server, guest in self.guests.items()]
+            return [state_of(server, guest) for server, guest in self.guests.items()]
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         after = self._begin("ensure_guest", spec.server, run)
         disk = self._fetch(spec.image, read_image, run)
         run.phase("starting")
-        _pause(0, run)
+        wait(0, run)
         with self._lock:
             guest = self.guests.setdefault(spec.server, _made(spec, disk))
             state = self._start(spec.server, guest, spec.fence)
@@ -106,7 +53,7 @@ class MemoryDriver:
             guest = self._guest(server)
             guest.fence, guest.saved = fence, False
             self._power(server, guest, SHUTDOWN)
-        return self._end(_state(server, guest), after, run)
+        return self._end(state_of(server, guest), after, run)
 
     def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         after = self._begin("reboot", server, run)
@@ -116,7 +63,7 @@ class MemoryDriver:
             with self._lock:
                 guest.power_state, guest.saved = SHUTDOWN, False
                 self._start(server, guest, fence)
-        return self._end(_state(server, guest), after, run)
+        return self._end(state_of(server, guest), after, run)
 
     def ensure_paused(self, server: str, fence: int, run: Run) -> DomainState:
         after = self._begin("ensure_paused", server, run)
@@ -124,18 +71,18 @@ class MemoryDriver:
             guest = self._active(server)
             guest.fence = fence
             self._power(server, guest, PAUSED)
-        return self._end(_state(server, guest), after, run)
+        return self._end(state_of(server, guest), after, run)
 
     def ensure_suspended(self, server: str, fence: int, run: Run) -> DomainState:
         after = self._begin("ensure_suspended", server, run)
         run.phase("saving memory 0 %")
-        _pause(0, run)
+        wait(0, run)
         with self._lock:
             guest = self._guest(server)
             guest = guest if guest.saved else self._active(server)
             guest.fence, guest.saved = fence, True
             self._power(server, guest, SHUTDOWN)
-        return self._end(_state(server, guest), after, run)
+        return self._end(state_of(server, guest), after, run)
 
     def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
         after = self._begin("rebuild", spec.server, run)
@@ -143,11 +90,11 @@ class MemoryDriver:
         if guest is None or guest.made != spec.fence:
             disk = self._fetch(spec.image, read_image, run)
             run.phase("making disks")
-            _pause(0, run)
+            wait(0, run)
             with self._lock:
                 guest = self._replace(spec, disk)
         with self._lock:
-            state = self._start(spec.server, guest, spec.fence) if runs else _state(spec.server, guest)
+            state = self._start(spec.server, guest, spec.fence) if runs else state_of(spec.server, guest)
         return self._end(state, after, run)
 
     def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
@@ -156,7 +103,7 @@ class MemoryDriver:
         if guest.rescue != spec.fence:
             self._fetch(image, read_image, run)
             run.phase("making disks")
-            _pause(0, run)
+            wait(0, run)
             with self._lock:
                 guest.rescue, guest.rescue_image = spec.fence, image.id
                 guest.power_state, guest.saved = SHUTDOWN, False
@@ -179,10 +126,10 @@ class MemoryDriver:
         with self._lock:
             content = self._guest(server).disk_image()
         run.phase("copying disk 100 %")
-        _pause(0, run)
+        wait(0, run)
 
         def chunks() -> Iterator[bytes]:
-            _pause(0, run)
+            wait(0, run)
             yield content
             run.phase("uploading 100 %")
 
@@ -192,7 +139,7 @@ class MemoryDriver:
             raise
         except errors.Problem as refused:
             raise VerbFailed(refused.text, details=repr(refused)) from refused
-        _pause(after, run)
+        wait(after, run)
         return len(content)
 
     def inject_nmi(self, server: str) -> None:
@@ -202,7 +149,7 @@ class MemoryDriver:
             guest.nmis += 1
             guest.console += "NMI received\n"
             self._write(server, guest)
-        _pause(after, QUIET)
+        wait(after, QUIET)
 
     def set_password(self, server: str, user: str, password: str) -> None:
         after = self._begin("set_password", server)
@@ -212,7 +159,7 @@ class MemoryDriver:
                 raise VerbFailed("The guest has no agent that answers; install and start qemu-guest-agent in it.")
             guest.set_password(user, password)
             self._write(server, guest)
-        _pause(after, QUIET)
+        wait(after, QUIET)
 
     def diagnostics(self, server: str) -> dict[str, Any]:
         self._begin("diagnostics", server)
@@ -224,76 +171,13 @@ class MemoryDriver:
         with self._lock:
             if self.guests.pop(server, None) is not None:
                 self._write(server, None)
-        _pause(after, QUIET)
+        wait(after, QUIET)
 
     def console_output(self, server: str, limit: int) -> str:
         self._begin("console_output", server)
         with self._lock:
             text = self._guest(server).console
         return text.encode()[-limit:].decode(errors="replace") if limit > 0 else ""
-
-    def watch(self, changed: Callable[[str], None]) -> None:
-        self._watchers.append(changed)
-
-    def close(self) -> None:
-        self._watchers.clear()
-        if self._file is not None:
-            self._file.close()
-
-    def power_off(self, server: str) -> None:
-        """The guest stops by itself, as after ``poweroff`` inside it."""
-        with self._lock:
-            self._power(server, self._guest(server), SHUTDOWN)
-        self._tell()
-
-    def write_file(self, server: str, name: str, text: str) -> None:
-        """The guest writes a file to its own disk."""
-        with self._lock:
-            guest = self._guest(server)
-            guest.disk[name] = text
-            self._write(server, guest)
-
-    def reboot_host(self) -> None:
-        """The host loses its power and comes back: another boot id, and no guest runs."""
-        with self._lock:
-            self._boot_id = str(uuid.uuid4())
-            if self._file is not None:
-                self._file.write(BOOT_ID, self._boot_id)
-            for server, guest in self.guests.items():
-                guest.power_state = SHUTDOWN
-                self._write(server, guest)
-
-    def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
-        """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
-        self.calls.append((verb, server))
-        with self._lock:
-            behaviours = self.script.get(verb)
-            behaviour = behaviours.pop(0) if behaviours else None
-        if isinstance(behaviour, Fail):
-            raise VerbFailed(behaviour.text, details=behaviour.details, retryable=behaviour.retryable)
-        if isinstance(behaviour, Slow):
-            if behaviour.after:
-                return behaviour.seconds
-            _pause(behaviour.seconds, run)
-        return 0.0
-
-    def _end(self, state: DomainState, after: float, run: Run) -> DomainState:
-        self._tell()
-        if after:
-            _pause(after, run)
-        return state
-
-    def _guest(self, server: str) -> Guest:
-        with self._lock:
-            if server not in self.guests:
-                raise VerbFailed("The server has no guest on this host.", details=f"no record of {server}")
-            return self.guests[server]
-
-    def _active(self, server: str) -> Guest:
-        guest = self._guest(server)
-        if guest.power_state not in (RUNNING, PAUSED):
-            raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
-        return guest
 
     def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
         """The guest anew, off; its console goes on."""
@@ -306,59 +190,6 @@ class MemoryDriver:
         self._power(spec.server, guest, SHUTDOWN)
         return guest
 
-    def _start(self, server: str, guest: Guest, fence: int) -> DomainState:
-        """Boot it; one that is paused or saved goes on where it was."""
-        guest.fence = fence
-        if guest.power_state not in (RUNNING, PAUSED) and not guest.saved:
-            guest.boots += 1
-            guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
-        if guest.power_state not in (RUNNING, PAUSED):
-            guest.started = time.time()
-        guest.saved = False
-        self._power(server, guest, RUNNING)
-        return _state(server, guest)
-
-    def _power(self, server: str, guest: Guest, power_state: int) -> None:
-        if guest.power_state != power_state:
-            self._changed.append(server)
-        guest.power_state = power_state
-        self._write(server, guest)
-
-    def _tell(self) -> None:
-        """Watchers are called without the lock: they may take locks of their own."""
-        while self._changed:
-            server = self._changed.popleft()
-            for watcher in self._watchers:
-                watcher(server)
-
-    def _await_shutdown(self, server: str, timeout: float, run: Run) -> None:
-        """A guest that ignores ACPI costs the whole ``timeout``; any other powers off at once."""
-        guest = self._guest(server)
-        if guest.power_state == RUNNING and guest.ignores_acpi:
-            _pause(timeout, run)
-
-    def _write(self, server: str, guest: Guest | None) -> None:
-        if self._file is not None:
-            self._file.write(server, guest)
-
-    def _restored(self, file: GuestFile) -> GuestFile:
-        for key, value in file.read():
-            if key == BOOT_ID:
-                self._boot_id = value
-            elif value is None:
-                self.guests.pop(key, None)
-            else:
-                self.guests[key] = value
-        file.begin(self._boot_id, self.guests)
-        return file
-
-    def _fetch(self, image: ImageRef | None, read_image: ImageReader, run: Run) -> dict[str, str]:
-        """The files of a disk made of the image."""
-        if image is None or not self._read_images:
-            return {}
-        run.phase("fetching image")
-        return read_disk(_read(image, read_image, run))
-
 
 def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
     """A guest that is off. The image says by its property when no agent runs in its guests."""
@@ -366,34 +197,3 @@ def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
     return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
                  memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive)
-
-
-def _state(server: str, guest: Guest) -> DomainState:
-    return DomainState(server, guest.power_state, guest.fence)
-
-
-def _pause(seconds: float, run: Run) -> None:
-    deadline = time.monotonic() + seconds
-    while not run.cancelled():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        time.sleep(min(left, 0.02))
-    raise Cancelled
-
-
-def _read(image: ImageRef, read_image: ImageReader, run: Run) -> bytes:
-    digest = hashlib.new(image.hash_algo) if image.hash_algo else None
-    content = b""
-    try:
-        for chunk in read_image(image.id):
-            if run.cancelled():
-                raise Cancelled
-            content += chunk[:MOST_KEPT - len(content)]
-            if digest:
-                digest.update(chunk)
-    except errors.NotFound as gone:
-        raise VerbFailed(gone.text, details=f"image {image.id}") from gone
-    if digest and digest.hexdigest() != image.hash_value:
-        raise VerbFailed("The image does not have the checksum that the image service gave for it.")
-    return content

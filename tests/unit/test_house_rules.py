@@ -49,7 +49,7 @@ THREADS = {
     "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
     "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
     "compute_agent/virt/libvirt/images.py": "reads from the network while the disk is written, to notice a cancel",
-    "compute_agent/virt/memory.py": "a verb that is scripted to be slow",
+    "compute_agent/virt/memory_host.py": "a verb that is scripted to be slow",
 }
 STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
 COMMANDS = "deploy/"       # commands wait for processes, in the foreground

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host that guests in memory live on: its size, its power, its script, and what it remembers.
+
+``virt.memory`` adds the verbs. ``script`` makes any verb slow or fail, one behaviour for each call; ``calls`` tells
+what was asked. With ``state_file`` the guests outlive the process, as real ones do when an agent is killed: each
+change is a line written before the verb returns. Tests do here what happens to a real host: its power goes, a guest
+powers itself off or writes to its disk.
+"""
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import errors
+from common.models import DomainState, HostInventory, ImageRef
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
+
+#: Bytes of an image that are looked at for a disk's files.
+MOST_KEPT = 1 << 20
+QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The call takes ``seconds`` more: before its effect, or between the effect and the answer."""
+
+    seconds: float
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The call raises VerbFailed before it has any effect."""
+
+    text: str = "The hypervisor refused."
+    retryable: bool = False
+    details: str = "scripted"
+
+
+class MemoryHost:
+    """``guests`` may be shared by two of them: the same host, restarted."""
+
+    def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,
+                 state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
+                 guests: dict[str, Guest] | None = None, read_images: bool = False) -> None:
+        self.size = HostInventory("memory", 1, host, vcpus, memory_mb, disk_gb)
+        self.script = script if script is not None else {}
+        self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
+        self.guests: dict[str, Guest] = guests if guests is not None else {}
+        self._boot_id = str(uuid.uuid4())
+        self._read_images = read_images
+        self._watchers: list[Callable[[str], None]] = []
+        self._changed: deque[str] = deque()
+        self._lock = threading.RLock()
+        self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        self._watchers.append(changed)
+
+    def close(self) -> None:
+        self._watchers.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def power_off(self, server: str) -> None:
+        """The guest stops by itself, as after ``poweroff`` inside it."""
+        with self._lock:
+            self._power(server, self._guest(server), SHUTDOWN)
+        self._tell()
+
+    def write_file(self, server: str, name: str, text: str) -> None:
+        """The guest writes a file to its own disk."""
+        with self._lock:
+            guest = self._guest(server)
+            guest.disk[name] = text
+            self._write(server, guest)
+
+    def reboot_host(self) -> None:
+        """The host loses its power and comes back: another boot id, and no guest runs."""
+        with self._lock:
+            self._boot_id = str(uuid.uuid4())
+            if self._file is not None:
+                self._file.write(BOOT_ID, self._boot_id)
+            for server, guest in self.guests.items():
+                guest.power_state = SHUTDOWN
+                self._write(server, guest)
+
+    def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
+        """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
+        self.calls.append((verb, server))
+        with self._lock:
+            behaviours = self.script.get(verb)
+            behaviour = behaviours.pop(0) if behaviours else None
+        if isinstance(behaviour, Fail):
+            raise VerbFailed(behaviour.text, details=behaviour.details, retryable=behaviour.retryable)
+        if isinstance(behaviour, Slow):
+            if behaviour.after:
+                return behaviour.seconds
+            wait(behaviour.seconds, run)
+        return 0.0
+
+    def _end(self, state: DomainState, after: float, run: Run) -> DomainState:
+        self._tell()
+        if after:
+            wait(after, run)
+        return state
+
+    def _guest(self, server: str) -> Guest:
+        with self._lock:
+            if server not in self.guests:
+                raise VerbFailed("The server has no guest on this host.", details=f"no record of {server}")
+            return self.guests[server]
+
+    def _active(self, server: str) -> Guest:
+        guest = self._guest(server)
+        if guest.power_state not in (RUNNING, PAUSED):
+            raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
+        return guest
+
+    def _start(self, server: str, guest: Guest, fence: int) -> DomainState:
+        """Boot it; one that is paused or saved goes on where it was."""
+        guest.fence = fence
+        if guest.power_state not in (RUNNING, PAUSED) and not guest.saved:
+            guest.boots += 1
+            guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
+        if guest.power_state not in (RUNNING, PAUSED):
+            guest.started = time.time()
+        guest.saved = False
+        self._power(server, guest, RUNNING)
+        return state_of(server, guest)
+
+    def _power(self, server: str, guest: Guest, power_state: int) -> None:
+        if guest.power_state != power_state:
+            self._changed.append(server)
+        guest.power_state = power_state
+        self._write(server, guest)
+
+    def _tell(self) -> None:
+        """Watchers are called without the lock: they may take locks of their own."""
+        while self._changed:
+            server = self._changed.popleft()
+            for watcher in self._watchers:
+                watcher(server)
+
+    def _await_shutdown(self, server: str, timeout: float, run: Run) -> None:
+        """A guest that ignores ACPI costs the whole ``timeout``; any other powers off at once."""
+        guest = self._guest(server)
+        if guest.power_state == RUNNING and guest.ignores_acpi:
+            wait(timeout, run)
+
+    def _write(self, server: str, guest: Guest | None) -> None:
+        if self._file is not None:
+            self._file.write(server, guest)
+
+    def _restored(self, file: GuestFile) -> GuestFile:
+        for key, value in file.read():
+            if key == BOOT_ID:
+                self._boot_id = value
+            elif value is None:
+                self.guests.pop(key, None)
+            else:
+                self.guests[key] = value
+        file.begin(self._boot_id, self.guests)
+        return file
+
+    def _fetch(self, image: ImageRef | None, read_image: ImageReader, run: Run) -> dict[str, str]:
+        """The files of a disk made of the image."""
+        if image is None or not self._read_images:
+            return {}
+        run.phase("fetching image")
+        return read_disk(_read(image, read_image, run))
+
+
+def state_of(server: str, guest: Guest) -> DomainState:
+    return DomainState(server, guest.power_state, guest.fence)
+
+
+def wait(seconds: float, run: Run) -> None:
+    deadline = time.monotonic() + seconds
+    while not run.cancelled():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, 0.02))
+    raise Cancelled
+
+
+def _read(image: ImageRef, read_image: ImageReader, run: Run) -> bytes:
+    digest = hashlib.new(image.hash_algo) if image.hash_algo else None
+    content = b""
+    try:
+        for chunk in read_image(image.id):
+            if run.cancelled():
+                raise Cancelled
+            content += chunk[:MOST_KEPT - len(content)]
+            if digest:
+                digest.update(chunk)
+    except errors.NotFound as gone:
+        raise VerbFailed(gone.text, details=f"image {image.id}") from gone
+    if digest and digest.hexdigest() != image.hash_value:
+        raise VerbFailed("The image does not have the checksum that the image service gave for it.")
+    return content
