@@ -29,7 +29,9 @@ TICKS = """#!/bin/sh
 #: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
 AGENT = r"""#!/bin/sh
 answer() {
-    while read -r asked; do
+    # There is nothing to read until the host has opened its end.
+    while :; do
+        read -r asked || { usleep 50000; continue; }
         case $asked in
         *guest-sync*) said=$(echo "$asked" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
         *fsfreeze-freeze*) said=1; echo "agent: frozen" > /dev/console ;;
@@ -42,7 +44,7 @@ answer() {
         echo "{\"return\": $said}"
     done
 }
-(for port in /dev/vport*p1; do answer < "$port" > "$port"; done) &
+(for port in /dev/vport*p1; do answer <> "$port" >&0; done) &
 """
 
 
@@ -180,20 +182,25 @@ def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
         assert rig.boots(spec.server) == 3
 
 
-@pytest.mark.parametrize("place", [{"hw_rescue_bus": "usb"}, {"hw_rescue_device": "cdrom"}, {"hw_rescue_bus": "scsi"},
-                                   {"hw_rescue_bus": "sata"}, {"hw_rescue_device": "disk"}])
-def test_stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig, place: dict[str, str]) -> None:
-    boots = rig.real and "usb" in place.values()
-    spec = rig.boot_with_canary() if boots or not rig.real else rig.boot()
-    image = replace(rig.image, properties=place)
+def test_stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig) -> None:
+    spec = rig.boot_with_canary()
+    image = replace(rig.image, properties={"hw_rescue_bus": "usb"})
     assert rig.driver.rescue(replace(spec, fence=2), image, rig.read_image, QUIET).power_state == RUNNING
-    if boots or not rig.real:
-        assert rig.has_canary(spec.server, 2)
-    if boots:
+    assert rig.has_canary(spec.server, 2)
+    if rig.real:
         assert "vdb" not in rig.console(spec.server)
         own, *others = rig.driver.diagnostics(spec.server)["disk_details"]
         assert own["read_bytes"] < 5 << 20 < max(disk["read_bytes"] for disk in others)
     assert rig.driver.unrescue(replace(spec, fence=3), QUIET).power_state == RUNNING
+
+
+def test_stable_rescue_from_every_kind_of_disk(rig: Rig) -> None:
+    spec = rig.boot()
+    places = [("cdrom", ""), ("", "scsi"), ("cdrom", "sata"), ("disk", ""), ("", "ide")]
+    for fence, (device, bus) in enumerate(places, start=2):
+        image = replace(rig.image, properties={"hw_rescue_device": device, "hw_rescue_bus": bus})
+        state = rig.driver.rescue(replace(spec, fence=fence), image, rig.read_image, QUIET)
+        assert state == DomainState(spec.server, RUNNING, fence)
 
 
 def test_rescue_disk_at_an_impossible_place_is_refused(rig: Rig) -> None:
@@ -290,7 +297,7 @@ def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
 
 def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
     spec = rig.boot(ready=True, user_data=AGENT)
-    rig.driver.set_password(spec.server, "root", "s3cret")
+    await_true(lambda: sets_password(rig, spec.server), 10, lambda: rig.console(spec.server)[-1000:])
     if isinstance(rig.driver, MemoryDriver):
         assert rig.driver.guests[spec.server].knows_password("root", "s3cret")
     if not rig.real:
@@ -298,10 +305,20 @@ def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
     await_true(lambda: "agent: password is s3cret" in rig.console(spec.server), 5, lambda: rig.console(spec.server))
     with pytest.raises(VerbFailed, match="did not set the password") as caught:
         rig.driver.set_password(spec.server, "nobody", "s3cret")
-    assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__context__}"
+    assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__cause__}"
     taken(rig, spec.server)
     told = rig.console(spec.server)
     assert told.index("agent: frozen") < told.rindex("agent: thawed")
+
+
+def sets_password(rig: Rig, server: str) -> bool:
+    """False while the agent in a real guest has not begun to listen."""
+    try:
+        rig.driver.set_password(server, "root", "s3cret")
+    except VerbFailed as failed:
+        assert "no agent" in str(failed), failed.details
+        return False
+    return True
 
 
 def test_without_agent_no_password_is_set(rig: Rig) -> None:

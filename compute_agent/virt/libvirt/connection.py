@@ -53,6 +53,8 @@ UNDEFINE = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFI
 OVERTAKEN = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 #: The hypervisor cannot do it at all, as libvirt's mock-up often cannot.
 UNSUPPORTED = (libvirt.VIR_ERR_NO_SUPPORT,)
+#: The guest's agent is not there, or does not answer in its time.
+AGENT_AWAY = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED, libvirt.VIR_ERR_OPERATION_INVALID)
 #: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
 NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED

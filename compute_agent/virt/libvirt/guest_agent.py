@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from compute_agent.virt.driver import RUNNING, VerbFailed
 from compute_agent.virt.libvirt import power
-from compute_agent.virt.libvirt.connection import UNSUPPORTED, Connection
+from compute_agent.virt.libvirt.connection import AGENT_AWAY, UNSUPPORTED, Connection
 from compute_agent.virt.libvirt.domain_xml import AGENT_CHANNEL
 
 LOG = logging.getLogger(__name__)
@@ -28,33 +28,35 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
     if power.find_active(libvirt, server).power_state != RUNNING or not is_there(libvirt, server):
         raise VerbFailed(ABSENT)
     _limit(libvirt, server)
-    refused = False
     try:
-        libvirt.on(server, "set the password in the guest", lambda domain: domain.setUserPassword(user, password, 0))
+        answered = libvirt.on(server, "set the password in the guest",
+                              lambda domain: domain.setUserPassword(user, password, 0) == 0, AGENT_AWAY)
     except VerbFailed:
-        refused = True
-    if refused:
         raise VerbFailed("The guest's agent did not set the password; see whether the user exists in the guest.",
-                         details="what the agent said is not kept: it might be the password")
+                         details="what the agent said is not kept: it might be the password") from None
+    if not answered:
+        raise VerbFailed(ABSENT)
 
 
 @contextmanager
 def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
     """The guest's file systems are written out and still meanwhile; False when its agent cannot do that."""
-    if not is_there(libvirt, server):
+    able = power.find(libvirt, server).power_state == RUNNING and is_there(libvirt, server)
+    if able:
+        _limit(libvirt, server)
+    # A guest that was frozen by a process of ours that died stays frozen until it is told; one that does not even
+    # answer this is not asked for more.
+    if not able or not thaw(libvirt, server):
         yield False
         return
-    _limit(libvirt, server)
-    # One that was frozen by an agent of ours that died stays frozen until it is told.
-    thaw(libvirt, server)
     try:
         yield _try(libvirt, server, "freeze the guest's file systems", lambda domain: domain.fsFreeze())
     finally:
         thaw(libvirt, server)
 
 
-def thaw(libvirt: Connection, server: str) -> None:
-    _try(libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw())
+def thaw(libvirt: Connection, server: str) -> bool:
+    return _try(libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw())
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
