@@ -23,6 +23,7 @@ from compute_api.links import Links
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
+USER_DATA = "OS-EXT-SRV-ATTR:user_data"
 EXTRA_SPECS = _API + "servers:show:flavor-extra-specs"
 _PROGRESS = frozenset(("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"))
 _FAULTY = frozenset(("ERROR", "DELETED"))
@@ -195,8 +196,7 @@ FIELDS: tuple[Field, ...] = (
           updated=LATER),
     Field("OS-EXT-SRV-ATTR:root_device_name", "root_device_name", since="2.3", rule=ATTRIBUTES,
           updated=LATER),
-    Field("OS-EXT-SRV-ATTR:user_data", "user_data", since="2.3", rule=ATTRIBUTES,
-          updated=LATER),
+    Field(USER_DATA, "user_data", since="2.3", rule=ATTRIBUTES, updated=LATER),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since="2.3", until="2.89", rule=ATTRIBUTES,
           updated=LATER),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since="2.90"),
@@ -223,7 +223,7 @@ RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
     """Does a view of this version need the long columns?"""
-    return "OS-EXT-SRV-ATTR:user_data" in cut(FIELDS, version, allowed).plain
+    return USER_DATA in cut(FIELDS, version, allowed).plain
 
 
 def shows_hosts(allowed: frozenset[str]) -> bool:
@@ -239,6 +239,7 @@ def one(row: Any, view: View, version: int, change: bool = False) -> dict[str, A
 def rebuilt(row: Any, view: View, version: int, password: str) -> dict[str, Any]:
     """The body that answers a rebuild: the only place where its password is told."""
     server = one(row, view, version, change=True)["server"]
+    server.pop(USER_DATA, None)                                # said to everybody, under the name in REBUILT
     return {"server": {**server, **render(cut(REBUILT, version), row), "adminPass": password}}
 
 

@@ -46,6 +46,12 @@ def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str, ver
     assert answer.headers["Location"].endswith(f"/v2.1/servers/{server}")
 
 
+def test_admins_are_told_where_it_is_and_the_user_data_once(cloud: Cloud, server: str) -> None:
+    told = rebuild(cloud, server, "2.104", token="admin").json["server"]
+    assert told["OS-EXT-SRV-ATTR:host"] == "host1"
+    assert (told["user_data"], "OS-EXT-SRV-ATTR:user_data" in told) == ("b2xk", False)
+
+
 def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> None:
     before = cloud.rows(schema.servers)[0]
     key = cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}}).json["keypair"]
