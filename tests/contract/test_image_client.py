@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our client of the image service against the standalone one, as a real process behind keystonemiddleware."""
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import openstack
+import pytest
+
+from common import errors
+from common.clients.image import Client
+from deploy.standalone.trial import Cloud, running
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with running(tmp_path_factory.mktemp("standalone"), with_image=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def kilonova(cloud: Cloud) -> Any:
+    """Kilonova's own user, who makes images for the projects of servers."""
+    return openstack.connect(
+        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
+        auth={"auth_url": cloud.auth_url, "username": "kilonova", "password": cloud.service_password,
+              "project_name": "service", "user_domain_id": "default", "project_domain_id": "default"})
+
+
+@pytest.fixture
+def client(kilonova: Any) -> Client:
+    return Client(kilonova.session.get_endpoint(service_type="image"), cache_seconds=0)
+
+
+@pytest.fixture
+def token(kilonova: Any) -> str:
+    return str(kilonova.session.get_token())
+
+
+def record(**more: Any) -> dict[str, Any]:
+    """As the conductor makes one for a snapshot."""
+    return {"id": str(uuid.uuid4()), "name": "snap", "owner": "p" * 32, "disk_format": "qcow2",
+            "container_format": "bare", "visibility": "private", "min_disk": 1, "min_ram": 0,
+            "instance_uuid": "i", "image_type": "backup", **more}
+
+
+def test_a_snapshot_from_its_record_to_its_end(client: Client, token: str) -> None:
+    made = record()
+    client.create(made, token)
+    client.create(made, token)
+    with pytest.raises(errors.Conflict):
+        client.create({**made, "instance_uuid": "another"}, token)
+    client.upload(made["id"], token, (b"x" * 100_000 for _ in range(30)))
+    found = client.show(made["id"], token)
+    assert (found.status, found.ref.size, found.min_disk, found.ref.properties["instance_uuid"]) == (
+        "active", 3_000_000, 1, "i")
+    assert sum(map(len, client.download(made["id"], token))) == 3_000_000
+    with pytest.raises(errors.Conflict):
+        client.upload(made["id"], token, [b"again"])
+    for _ in range(2):
+        client.delete(made["id"], token)
+    with pytest.raises(errors.NotFound):
+        client.upload(made["id"], token, [b"x"])
+
+
+def test_backups_are_found_newest_first(client: Client, token: str) -> None:
+    server = str(uuid.uuid4())
+    ids = []
+    for _ in range(3):
+        made = record(instance_uuid=server)
+        client.create(made, token)
+        ids.append(made["id"])
+    client.create(record(instance_uuid=server, image_type="snapshot"), token)
+    filters = {"owner": "p" * 32, "instance_uuid": server, "image_type": "backup"}
+    found = client.find(filters, token)
+    assert {image["id"] for image in found} == set(ids)
+    assert [image["created_at"] for image in found] == sorted((image["created_at"] for image in found), reverse=True)
+    for image in found:
+        client.delete(image["id"], token)
+    assert client.find(filters, token) == []
+
+
+def test_what_it_refuses(client: Client, token: str) -> None:
+    with pytest.raises(errors.BadRequest):
+        client.create(record(disk_format="papyrus"), token)
+    with pytest.raises(errors.Unauthorized):
+        client.create(record(), "no such token")
+
+
+def test_an_upload_that_breaks_off_leaves_no_data(client: Client, token: str) -> None:
+    class Cancelled(Exception):
+        """What a verb that is cancelled raises."""
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 1_000_000
+        raise Cancelled
+    made = record()
+    client.create(made, token)
+    with pytest.raises(Cancelled):
+        client.upload(made["id"], token, chunks())
+    assert client.show(made["id"], token).status != "active"
+    client.delete(made["id"], token)
