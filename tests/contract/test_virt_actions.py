@@ -16,36 +16,23 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import DomainState, ImageRef
+from common.models import DomainState, GuestSpec, ImageRef
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, another, await_true, holds_canary
+from deploy import libvirtd
+from tests.contract.virt_rigs import (
+    AGENT,
+    BOOT_SECONDS,
+    QUIET,
+    TICKS,
+    Rig,
+    another,
+    await_true,
+    holds_canary,
+)
 
 #: Longer than any test may take: a verb that waits for it fails the test.
 FOREVER = 100
-TICKS = """#!/bin/sh
-(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
-"""
-#: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
-AGENT = r"""#!/bin/sh
-answer() {
-    # There is nothing to read until the host has opened its end.
-    while :; do
-        read -r asked || { usleep 50000; continue; }
-        case $asked in
-        *guest-sync*) said=$(echo "$asked" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
-        *fsfreeze-freeze*) said=1; echo "agent: frozen" > /dev/console ;;
-        *fsfreeze-thaw*) said=1; echo "agent: thawed" > /dev/console ;;
-        *set-user-password*nobody*) echo '{"error": {"class": "GenericError", "desc": "not s3cret"}}'; continue ;;
-        *set-user-password*) said='{}'; secret=$(echo "$asked" | sed 's/.*"password": *"\([^"]*\)".*/\1/')
-            echo "agent: password is $(echo "$secret" | base64 -d)" > /dev/console ;;
-        *) said='{}' ;;
-        esac
-        echo "{\"return\": $said}"
-    done
-}
-(for port in /dev/vport*p1; do answer <> "$port" >&0; done) &
-"""
 
 
 def test_pause_keeps_the_guest_where_it_is(rig: Rig) -> None:
@@ -180,18 +167,17 @@ def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
     assert rig.files(spec.server) == files
     if rig.has_console:
         assert rig.boots(spec.server) == 3
+    stable_rescue_leaves_the_own_disk_in_its_place(rig, spec)
 
 
-def test_stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig) -> None:
-    spec = rig.boot_with_canary()
+def stable_rescue_leaves_the_own_disk_in_its_place(rig: Rig, spec: GuestSpec) -> None:
     image = replace(rig.image, properties={"hw_rescue_bus": "usb"})
-    assert rig.driver.rescue(replace(spec, fence=2), image, rig.read_image, QUIET).power_state == RUNNING
-    assert rig.has_canary(spec.server, 2)
+    assert rig.driver.rescue(replace(spec, fence=4), image, rig.read_image, QUIET).power_state == RUNNING
+    assert rig.has_canary(spec.server, 4)
     if rig.real:
-        assert "vdb" not in rig.console(spec.server)
+        assert "vdb holds" not in rig.console(spec.server).split("guest: booting")[4]
         own, *others = rig.driver.diagnostics(spec.server)["disk_details"]
         assert own["read_bytes"] < 5 << 20 < max(disk["read_bytes"] for disk in others)
-    assert rig.driver.unrescue(replace(spec, fence=3), QUIET).power_state == RUNNING
 
 
 def test_stable_rescue_from_every_kind_of_disk(rig: Rig) -> None:
@@ -232,26 +218,55 @@ def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: P
     if rig.kind == "test":
         with pytest.raises(VerbFailed, match="could not copy the guest's disk"):
             taken(rig, spec.server)
-        return
-    content = taken(rig, spec.server, Run(phases.append, lambda: False))
-    assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
-    assert rig.state(spec.server) == (RUNNING, 1) and rig.has_canary(spec.server, 1) is (not rig.real)
-    image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
-    copy = replace(rig.spec(), image=image, user_data=spec.user_data)
-    rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
-    assert rig.has_canary(copy.server, 1)
-    rig.driver.ensure_paused(spec.server, 2, QUIET)
-    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
-    assert rig.state(spec.server) == (PAUSED, 2)
+    else:
+        content = taken(rig, spec.server, Run(phases.append, lambda: False))
+        assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
+        assert rig.state(spec.server) == (RUNNING, 1)
+        image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
+        copy = replace(rig.spec(), image=image, user_data=spec.user_data)
+        rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
+        assert rig.has_canary(copy.server, 1)
+    snapshots_of_one_that_does_not_run(rig, spec.server, tmp_path)
 
 
-def test_snapshot_of_a_guest_that_is_off(rig: Rig, tmp_path: Path) -> None:
-    spec = rig.boot_with_canary()
-    rig.driver.ensure_suspended(spec.server, 2, QUIET)
-    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
-    rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
-    assert shows_canary(rig, taken(rig, spec.server), tmp_path)
-    assert rig.state(spec.server) == (SHUTDOWN, 3)
+def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> None:
+    rig.driver.ensure_paused(server, 2, QUIET)
+    if rig.kind != "test":
+        assert shows_canary(rig, taken(rig, server), folder)
+    assert rig.state(server) == (PAUSED, 2)
+    rig.driver.ensure_suspended(server, 3, QUIET)
+    assert shows_canary(rig, taken(rig, server), folder)
+    rig.driver.ensure_stopped(server, 4, 0, QUIET)
+    assert shows_canary(rig, taken(rig, server), folder)
+    assert rig.state(server) == (SHUTDOWN, 4)
+
+
+def test_what_an_agent_that_died_left_behind_is_in_nobodys_way(rig: Rig) -> None:
+    if rig.kind == "memory":
+        pytest.skip("memory makes no files")
+    spec = rig.boot()
+    files = rig.files(spec.server)
+    home = rig.folder / "instances" / spec.server
+    for name in ("disk.part", "base.part", "config.new", "rescue", "rescue.base", "rescue.part", "rescue.base.part"):
+        (home / name).write_bytes(b"half")
+    assert rig.driver.rescue(replace(spec, fence=2), rig.image, rig.read_image, QUIET).power_state == RUNNING
+    assert rig.driver.unrescue(replace(spec, fence=3), QUIET).power_state == RUNNING
+    assert [path for path in rig.files(spec.server) if "rescue" in path.name] == []
+    assert rig.driver.rebuild(replace(spec, fence=4), rig.read_image, True, QUIET).power_state == RUNNING
+    assert rig.files(spec.server) == files
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_copy_that_an_agent_that_died_had_begun_is_made_anew(rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt.connection import Connection
+    from compute_agent.virt.libvirt.snapshots import backup_xml
+    spec = rig.boot()
+    order = backup_xml("vda", rig.folder / "instances" / spec.server / "snapshot.part")
+    dead = Connection(libvirtd.uri(private_libvirtd))
+    dead.on(spec.server, "copy the disk", lambda domain: domain.backupBegin(order, None, 0))
+    dead.close()
+    assert len(taken(rig, spec.server)) > len(rig.content) // 2
 
 
 @pytest.mark.parametrize("at", ["copying disk", "uploading"])

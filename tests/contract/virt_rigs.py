@@ -37,6 +37,30 @@ done
 [ -n "$(held vda)$(held vdb)" ] ||
     printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
 """
+#: User data that counts on the console for as long as the guest goes on.
+TICKS = """#!/bin/sh
+(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+"""
+#: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
+AGENT = r"""#!/bin/sh
+answer() {
+    # There is nothing to read until the host has opened its end.
+    while :; do
+        read -r asked || { usleep 50000; continue; }
+        case $asked in
+        *guest-sync*) said=$(echo "$asked" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
+        *fsfreeze-freeze*) said=1; echo "agent: frozen" > /dev/console ;;
+        *fsfreeze-thaw*) said=1; echo "agent: thawed" > /dev/console ;;
+        *set-user-password*nobody*) echo '{"error": {"class": "GenericError", "desc": "not s3cret"}}'; continue ;;
+        *set-user-password*) said='{}'; secret=$(echo "$asked" | sed 's/.*"password": *"\([^"]*\)".*/\1/')
+            echo "agent: password is $(echo "$secret" | base64 -d)" > /dev/console ;;
+        *) said='{}' ;;
+        esac
+        echo "{\"return\": $said}"
+    done
+}
+(for port in /dev/vport*p1; do answer <> "$port" >&0; done) &
+"""
 #: A guest emulated on a busy machine.
 BOOT_SECONDS = 60
 

@@ -41,10 +41,15 @@ def _ask(domain: Any) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], 
     times = [(number, spent) for number, _, spent, *_ in domain.vcpus()[0]]
     disks = [_counted(DISK_COUNTERS, domain.blockStats(target.get("dev")))
              for target in root.iterfind("devices/disk/target")]
-    nics = [{"mac_address": nic.find("mac").get("address"), "rx_rate": None, "tx_rate": None,  # type: ignore[union-attr]
-             **_counted(NIC_COUNTERS, domain.interfaceStats(nic.find("target").get("dev")))}  # type: ignore[union-attr]
+    nics = [{"mac_address": _attribute(nic, "mac", "address"), "rx_rate": None, "tx_rate": None,
+             **_counted(NIC_COUNTERS, domain.interfaceStats(_attribute(nic, "target", "dev")))}
             for nic in root.iterfind("devices/interface[target]")]
     return root, tuple(domain.info()), times, disks, nics
+
+
+def _attribute(parent: Element, tag: str, name: str) -> str:
+    child = parent.find(tag)
+    return "" if child is None else child.get(name, "")
 
 
 def _counted(names: tuple[str, ...], numbers: tuple[int, ...]) -> dict[str, int | None]:
