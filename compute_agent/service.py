@@ -204,6 +204,10 @@ class Images:
         from common.clients.image import Client
         try:
             Client(access.url, cache_seconds=0).upload(image, access.token, chunks)
+        except errors.Conflict:
+            # Our own bytes, when the answer to an earlier upload was lost.
+            if Client(access.url, cache_seconds=0).show(image, access.token).status != "active":
+                raise
         except errors.Unauthorized as problem:
             raise errors.Unavailable(_OLD_TOKEN) from problem
 

@@ -48,8 +48,7 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     parts.check_signature({**kept, **given}, image)
     changes = {column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given}
     changes |= {"image_id": image.ref.id, "image": to_wire(image.ref), **key}
-    args: dict[str, Any] = {"runs": server.vm_state != "stopped",
-                            "preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
+    args: dict[str, Any] = {"preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
     if files:
         args["files"], changes["config_drive"] = files, True
     password = given.get("adminPass") or passwords.new()

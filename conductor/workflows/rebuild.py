@@ -18,18 +18,23 @@ from conductor import guest
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 
+def _runs_after(run: Run) -> bool:
+    """A stopped server stays off."""
+    return bool(run.action.args.get("was") != states.STOPPED)
+
+
 def _may_run(tx: Connection, runs: Sequence[Run]) -> None:
     for run in runs:
-        runs_after = bool(run.action.args.get("runs", True))
-        guests.want(tx, [run.server.id], guests.RUNNING if runs_after else guests.STOPPED, runs_after)
+        runs = _runs_after(run)
+        guests.want(tx, [run.server.id], guests.RUNNING if runs else guests.STOPPED, runs)
 
 
 def _rebuild(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "rebuild", {"guest": to_wire(guest.spec(engine, run)), "runs": bool(run.action.args.get("runs", True))}
+    return "rebuild", {"guest": to_wire(guest.spec(engine, run)), "runs": _runs_after(run)}
 
 
 def _rebuilt(tx: Connection, run: Run, result: Result) -> None:
-    runs = bool(run.action.args.get("runs", True))
+    runs = _runs_after(run)
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now(),
             vm_state=states.ACTIVE if runs else states.STOPPED)
 

@@ -69,7 +69,7 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     moved = {*changed, "image", "fence", "action", "updated_at"}
     assert {name for name in row._fields if getattr(row, name) != getattr(before, name)} == moved
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
-    assert action.args == {"was": "active", "runs": True, "preserve_ephemeral": True}
+    assert action.args == {"was": "active", "preserve_ephemeral": True}
 
 
 def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:
@@ -83,7 +83,7 @@ def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) 
                    trusted_image_certificates=None).status_code == 202
     [row] = cloud.rows(schema.servers)
     assert (row.key_name, row.key_data, row.description, row.user_data, row.trusted_image_certificates) == (None,) * 5
-    assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["runs"] is False
+    assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["was"] == "stopped"
 
 
 def test_files_travel_on_a_config_drive(cloud: Cloud, server: str) -> None:

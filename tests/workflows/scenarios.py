@@ -62,7 +62,6 @@ ARGS: dict[str, dict[str, Any]] = {
                      "rotation": 1},
     "shelve": {"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
-    "rebuild": {"runs": True},
 }
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
 

@@ -186,3 +186,13 @@ def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
     cloud.sync(host)
     server = cloud.show(trial.server)
     assert (server.task_state, server.progress, server.updated_at) == (states.IMAGE_UPLOADING, 70, before)
+
+
+def test_a_stopped_server_stays_off_when_it_is_rebuilt(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "rebuild")
+    cloud.ask(trial.server, "os-stop")
+    cloud.settle()
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.STOPPED, 1)
+    assert cloud.show(trial.server).power_state == states.SHUTDOWN
