@@ -70,6 +70,7 @@ class Cloud:
     broker_url: str | None = None
     database_url: str | None = None
     shelved_offload_time: int = 0
+    reclaim_instance_interval: int = 0
 
     @classmethod
     def from_environment(cls) -> Cloud:
@@ -159,7 +160,8 @@ class Cloud:
         database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
         sections: dict[str, dict[str, object]] = {
             "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url,
-                        "secret_key": self.password("sealing"), "shelved_offload_time": self.shelved_offload_time},
+                        "secret_key": self.password("sealing"), "shelved_offload_time": self.shelved_offload_time,
+                        "reclaim_instance_interval": self.reclaim_instance_interval},
             "database": {"url": database},
             "api": {"host": "127.0.0.1", "port": self.ports.api},
             "agent": {"driver": self.driver, "libvirt_uri": uri(self.libvirt_folder(number))},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``;
-and one without guests, on two hosts in memory, for tests of many servers.
+and two without guests, each on two hosts in memory: one for tests of many servers, one that keeps what is deleted or
+shelved.
 
 They need root, and stand on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
 KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left running for a look afterwards.
@@ -11,6 +12,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from deploy.servers import free_ports
 from tests.e2e.live import Live, Rest
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 20, "server_groups": 1000, "key_pairs": 1000}
+#: Seconds that the cloud "keeping" keeps a deleted server.
+KEPT = 30
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,12 @@ def cloud(first_up: First) -> Live:
     return first_up.live
 
 
-@pytest.fixture(scope="session")
-def in_memory() -> Iterator[Live]:
+@contextmanager
+def without_guests(**facts: int) -> Iterator[Live]:
     """A cloud on two hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
     if os.geteuid() != 0:
         pytest.skip("needs root; run: ./deploy/test e2e")
-    live = Live(new_home(), free_ports(6), hosts=("one", "two"), driver="memory")
+    live = Live(new_home(), free_ports(6), hosts=("one", "two"), driver="memory", **facts)
     try:
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(live.cloud)
@@ -84,6 +88,21 @@ def in_memory() -> Iterator[Live]:
         live.cloud.shut_down()
         live.cloud.purge()
         assert live.processes() == []
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> Iterator[Live]:
+    """A cloud without guests, as it comes."""
+    with without_guests() as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def keeping() -> Iterator[Live]:
+    """A cloud without guests where a deleted server can be restored for KEPT seconds, and a shelved one stays on its
+    host."""
+    with without_guests(reclaim_instance_interval=KEPT, shelved_offload_time=-1) as live:
+        yield live
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute API conformance data, replayed against a cloud with two hosts in memory, for the operations that exist.
 
+That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by itself, so that
+shelveOffload is.
+
 The data and their runner are no part of the project: where ``../shared/conformance`` stands beside the repository it
 is used, elsewhere the test is skipped. Which operations are asked for follows from the API's own tables, so an
 operation that is added there is asked for from then on; a failure of any of them fails the test.
@@ -58,17 +61,17 @@ def wanted() -> list[str]:
     return operations()
 
 
-def test_operations_that_exist_conform(wanted: list[str], in_memory: Live, tmp_path: Path,
+def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_path: Path,
                                        capsys: pytest.CaptureFixture[str]) -> None:
-    seed, report = in_memory.seed, tmp_path / "conformance.json"
+    seed, report = keeping.seed, tmp_path / "conformance.json"
     done = subprocess.run([
-        sys.executable, str(DATA / "runner"), "--url", in_memory.cloud.api_url, "--report", str(report),
+        sys.executable, str(DATA / "runner"), "--url", keeping.cloud.api_url, "--report", str(report),
         "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
-        "--image", in_memory.image("empty"), "--flavor", in_memory.flavor("m1.nano"),
-        "--flavor2", in_memory.flavor("m1.tiny"), "--with", "multihost,image",
+        "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
+        "--flavor2", keeping.flavor("m1.tiny"), "--with", "multihost,image,deferred-delete",
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
-        env=in_memory.environment)
+        env=keeping.environment)
     with capsys.disabled():
         print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
     assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
@@ -76,4 +79,4 @@ def test_operations_that_exist_conform(wanted: list[str], in_memory: Live, tmp_p
     assert done.returncode == 0, done.stdout[-20000:]
     assert sorted(found) == sorted(wanted)
     assert "left behind" not in done.stdout
-    in_memory.judge()
+    keeping.judge()
