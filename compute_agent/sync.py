@@ -98,10 +98,13 @@ class Agent:
             self._results[result.key] = result
 
     def changed(self, states: Iterable[DomainState]) -> None:
-        """Domains whose state an event spoke of; what a result that is about to be told says already is no news."""
+        """Domains whose state an event spoke of; what a result that is about to be told says already is no news, and
+        neither is what was seen of such a domain while the command was still at work."""
         told = {(result.server, result.fence, result.data.get("power_state")) for result in self._results.values()}
         for state in states:
-            if (state.server, state.fence, state.power_state) not in told:
+            if (state.server, state.fence, state.power_state) in told:
+                self._changed.pop(state.server, None)
+            else:
                 self._changed[state.server] = state
 
     # --- the exchange ---

@@ -261,3 +261,18 @@ def test_a_state_that_a_result_tells_already_is_no_news(rig: Rig) -> None:
     assert rig.exchange().changed == [DomainState("other", 4, 1)]
     rig.agent.changed([DomainState("s", 4, 2)])
     assert rig.exchange().changed == [DomainState("s", 4, 2)]
+
+
+def test_what_was_seen_in_the_middle_of_a_command_is_no_news_after_it(rig: Rig) -> None:
+    rig.agent.accept([command("a", fence=2)])
+    work = rig.agent.take()
+    assert work is not None
+    rig.agent.changed([DomainState("s", 3, 2)])             # a domain that starts is paused for a moment
+    assert rig.exchange().changed == []
+    done = Result(work.command.key, "s", 2, "done", {"power_state": 1})
+    rig.agent.ended(work, done)
+    rig.agent.changed([DomainState("s", 1, 2)])
+    said = rig.exchange(SyncAnswer(5, [done.key]))
+    assert (said.results, said.changed) == ([done], [])
+    assert rig.exchange().changed == []
+    assert not rig.agent.has_news()
