@@ -12,11 +12,12 @@ from conductor.saga import Engine, Run, Step, Workflow
 def _rotate(engine: Engine, run: Run) -> None:
     assert engine.images is not None
     args = run.action.args
-    kept = int(args["rotation"])
     found = engine.images.find({"owner": run.server.project_id, "image_type": "backup",
                                 "backup_type": args["backup_type"], "instance_uuid": run.server.id})
-    for image in found[kept:]:
-        engine.images.delete(str(image["id"]))
+    # The image service tells ages in seconds: the new one may not stand first.
+    older = [str(image["id"]) for image in found if image["id"] != images.image_id(run)]
+    for image in [images.image_id(run), *older][int(args["rotation"]):]:
+        engine.images.delete(image)
 
 
 SNAPSHOT = Workflow("snapshot", steps=(images.RECORD, images.UPLOAD))

@@ -16,6 +16,7 @@ class Images:
         self.records: dict[str, dict[str, Any]] = {}
         self.refuses: str | None = None
         self.silent = 0
+        self.same_age = False       # all were made within one second: no order can be told
 
     def create(self, record: dict[str, Any]) -> None:
         self._speak()
@@ -37,7 +38,7 @@ class Images:
         self._speak()
         found = [record for record in self.records.values()
                  if all(record.get(name) == value for name, value in filters.items())]
-        return sorted(found, key=lambda record: int(record["number"]), reverse=True)
+        return sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"]))
 
     def writer(self, image_id: str) -> Callable[[Iterator[bytes]], None]:
         """What an agent stores the bytes of an image with."""

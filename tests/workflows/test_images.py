@@ -85,6 +85,17 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
     assert sorted(cloud.images.records) == [f"{number:08d}-0000-4000-8000-000000000000" for number in (1, 2)]
 
 
+def test_the_new_backup_stays_when_the_image_service_tells_no_order(cloud: Cloud) -> None:
+    cloud.images.same_age = True
+    trial = trial_of(cloud, "backup")
+    for number in range(2):
+        cloud.ask(trial.server, "createBackup", args={
+            **ARGS["createBackup"], "image_id": f"{number:08d}-0000-4000-8000-000000000000", "rotation": 1,
+            "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": trial.server}})
+        cloud.settle()
+    assert sorted(cloud.images.records) == ["00000001-0000-4000-8000-000000000000"]
+
+
 def test_shelving_gives_the_host_up_at_once_where_that_is_wanted(cloud: Cloud) -> None:
     trial = trial_of(cloud, "shelve")
     cloud.engine.shelved_offload_time = 0
