@@ -25,8 +25,8 @@ def _runs_after(run: Run) -> bool:
 
 def _may_run(tx: Connection, runs: Sequence[Run]) -> None:
     for run in runs:
-        runs = _runs_after(run)
-        guests.want(tx, [run.server.id], guests.RUNNING if runs else guests.STOPPED, runs)
+        may_run = _runs_after(run)
+        guests.want(tx, [run.server.id], guests.RUNNING if may_run else guests.STOPPED, may_run)
 
 
 def _rebuild(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
