@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,10 @@ class Rest:
             headers={"Idempotency-Key": str(uuid.uuid4())})
         return str(reply.body["server"]["id"])
 
+    def act(self, server: str, key: str, value: Any = None) -> Reply:
+        """POST one action."""
+        return self.call("POST", f"/servers/{server}/action", {key: value})
+
     def await_status(self, server: str, wanted: str, seconds: float = SETTLE) -> dict[str, Any]:
         """Until the server has this status and no task; ERROR ends the wait."""
         def reached() -> dict[str, Any] | None:
@@ -174,6 +180,26 @@ class Live:
                         OS_CLIENT_CONFIG_FILE=str(self.cloud.clouds_yaml), PYTHONWARNINGS="ignore")
         return done.stdout, done.stderr
 
+    @contextmanager
+    def typist(self, folder: Path, cloud: str = "kilonova") -> Iterator[Callable[[str], None]]:
+        """An ``openstack`` that stays open and takes one command after the other, while the test looks what came of
+        them; at the end it must have had nothing to complain about. What it says is in ``folder``."""
+        said, complaints = folder / "said", folder / "complaints"
+        with said.open("w") as out, complaints.open("w") as err:
+            client = subprocess.Popen(
+                [str(PROGRAMS / "openstack")], stdin=subprocess.PIPE, stdout=out, stderr=err, text=True, cwd=ROOT,
+                env=self.environment | {"OS_CLOUD": cloud, "PYTHONWARNINGS": "ignore",
+                                        "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml)})
+            assert client.stdin is not None
+            try:
+                yield partial(print, file=client.stdin, flush=True)
+                client.stdin.close()
+                client.wait(SETTLE)
+            finally:
+                client.kill()
+                client.wait()
+        assert complaints.read_text() == "", complaints.read_text()
+
     def virsh(self, *arguments: str) -> str:
         """Ask this cloud's own libvirtd."""
         uri = libvirtd.uri(self.cloud.libvirt_folder(1))
@@ -217,6 +243,15 @@ class Live:
             return database.execute(query, values).fetchall()
         finally:
             database.close()
+
+    def images(self) -> dict[str, str]:
+        """Name -> status of the private images of the user demo."""
+        return {image.name: image.status for image in self.seed.demo.image.images(visibility="private")}
+
+    def doing(self, server: str, step: str) -> bool:
+        """Has a host been told to do this step of the server's action, and has not answered yet?"""
+        return bool(self.rows("SELECT 1 FROM actions WHERE server_id = ? AND step = ? AND state = 'waiting' "
+                              "AND host IS NOT NULL", server, step))
 
     def at_work(self, servers: list[str]) -> bool:
         """Has a host been told to do something for one of the servers, or to remove it, and has not answered yet?"""
