@@ -24,7 +24,7 @@ from tests.e2e.live import Live, Rest
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 20, "server_groups": 1000, "key_pairs": 1000}
 #: Seconds that the cloud "keeping" keeps a deleted server.
-KEPT = 30
+KEPT = 20
 
 
 @dataclass(frozen=True)
