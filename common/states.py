@@ -28,6 +28,9 @@ REBUILD_BLOCK_DEVICE_MAPPING, REBUILD_SPAWNING = "rebuild_block_device_mapping",
 IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT = "image_snapshot_pending", "image_snapshot"
 IMAGE_UPLOADING, IMAGE_BACKUP = "image_uploading", "image_backup"
 UPDATING_PASSWORD, SOFT_DELETING, RESTORING = "updating_password", "soft-deleting", "restoring"
+RESIZE_PREP, RESIZE_MIGRATING = "resize_prep", "resize_migrating"
+RESIZE_MIGRATED, RESIZE_FINISH = "resize_migrated", "resize_finish"
+RESIZE_REVERTING, MIGRATING = "resize_reverting", "migrating"
 SHELVING, SHELVING_OFFLOADING, UNSHELVING = "shelving", "shelving_offloading", "unshelving"
 
 # power_state: what the hypervisor says (the API's numbers)
@@ -155,18 +158,20 @@ def row(key: str, value: str | None = None) -> Action:
 
 
 _REBUILD = {REBUILDING: "REBUILD", REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD", REBUILD_SPAWNING: "REBUILD"}
+_RESIZE = {RESIZE_PREP: "RESIZE", RESIZE_MIGRATING: "RESIZE", RESIZE_MIGRATED: "RESIZE", RESIZE_FINISH: "RESIZE"}
 _STATUS: dict[str, tuple[str, dict[str, str]]] = {
     BUILDING: ("BUILD", {}),
     ACTIVE: ("ACTIVE", {REBOOTING: "REBOOT", REBOOT_PENDING: "REBOOT", REBOOT_STARTED: "REBOOT",
-                        REBOOTING_HARD: "HARD_REBOOT", UPDATING_PASSWORD: "PASSWORD", **_REBUILD}),
-    STOPPED: ("SHUTOFF", {REBOOTING_HARD: "HARD_REBOOT", **_REBUILD}),
-    PAUSED: ("PAUSED", {REBOOTING_HARD: "HARD_REBOOT"}),
+                        REBOOTING_HARD: "HARD_REBOOT", UPDATING_PASSWORD: "PASSWORD", MIGRATING: "MIGRATING",
+                        **_REBUILD, **_RESIZE}),
+    STOPPED: ("SHUTOFF", {REBOOTING_HARD: "HARD_REBOOT", **_REBUILD, **_RESIZE}),
+    PAUSED: ("PAUSED", {REBOOTING_HARD: "HARD_REBOOT", MIGRATING: "MIGRATING"}),
     SUSPENDED: ("SUSPENDED", {REBOOTING_HARD: "HARD_REBOOT"}),
     ERROR: ("ERROR", {REBOOTING_HARD: "HARD_REBOOT", **_REBUILD}),
     DELETED: ("DELETED", {}),
     SOFT_DELETED: ("SOFT_DELETED", {}),
     RESCUED: ("RESCUE", {}),
-    RESIZED: ("VERIFY_RESIZE", {}),
+    RESIZED: ("VERIFY_RESIZE", {RESIZE_REVERTING: "REVERT_RESIZE"}),
     SHELVED: ("SHELVED", {}),
     SHELVED_OFFLOADED: ("SHELVED_OFFLOADED", {}),
 }

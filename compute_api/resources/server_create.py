@@ -177,6 +177,7 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: 
             flavor = flavors.record(flavors.show(tx, flavor_id, request.scope))
         except errors.NotFound as problem:
             raise errors.BadRequest(problem.text) from problem
+        parts.refuse_more_disks(flavor)
         key = None
         if body.get("key_name"):
             try:
@@ -185,9 +186,10 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: 
                 raise errors.BadRequest("Invalid key_name provided.") from problem
         if group_id is not None:
             try:
-                server_groups.show(tx, group_id, request.context.project_id)
+                group = server_groups.show(tx, group_id, request.context.project_id)
             except errors.NotFound as problem:
                 raise errors.BadRequest(problem.text) from problem
+            parts.refuse_hard_policy(group.policy)
         if zone is not None and host is None and zone not in zones(tx, request.services.settings.default_zone):
             raise errors.BadRequest("The requested availability zone is not available")
         return flavor, key, group_id

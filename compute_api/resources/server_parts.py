@@ -41,6 +41,20 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise errors.BadRequest("block_device_mapping: this cloud has no volume service; boot from an image.")
 
 
+def refuse_more_disks(flavor: models.Flavor) -> None:
+    """Hosts make one disk; a server that was promised more would miss it."""
+    if flavor.ephemeral_gb or flavor.swap_mb:
+        raise errors.BadRequest(f"flavorRef: flavor {flavor.name} has an ephemeral or swap disk, which the hosts of "
+                                "this cloud do not make yet; take one without.")
+
+
+def refuse_hard_policy(policy: str) -> None:
+    """A hard policy is a guarantee, and nothing enforces it yet; the soft ones are wishes."""
+    if not policy.startswith("soft-"):
+        raise errors.BadRequest(f"os:scheduler_hints.group: the policy {policy} is not enforced in this cloud yet; use "
+                                f"a group with the policy soft-{policy}.")
+
+
 def check_signature(body: Mapping[str, Any], image: Image) -> None:
     """Certificates are kept and shown; an image whose signature they were given for is refused, not booted unseen."""
     if body.get("trusted_image_certificates") and any(name.startswith("img_signature") for name in

@@ -113,7 +113,8 @@ class Cloud:
         with self.store.begin() as tx:
             tx.execute(sa.insert(schema.flavors).values(created_at=now()), {
                 "flavorid": flavor.id, "name": flavor.name, "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb,
-                "root_gb": flavor.root_gb, "is_public": True, "extra_specs": flavor.extra_specs})
+                "root_gb": flavor.root_gb, "ephemeral_gb": flavor.ephemeral_gb, "swap_mb": flavor.swap_mb,
+                "is_public": True, "extra_specs": flavor.extra_specs})
 
     def add_host(self, name: str) -> None:
         self.store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(

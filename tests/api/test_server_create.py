@@ -221,9 +221,23 @@ def test_a_zone_is_that_of_an_aggregate_and_is_pinned(cloud: Cloud) -> None:
 
 
 # --- server groups ---
+def new_group(cloud: Cloud, policy: str) -> str:
+    answer = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": [policy]}}, mv="2.15")
+    return str(answer.json["server_group"]["id"])
+
+
+def test_what_no_host_can_keep_is_refused_by_name(cloud: Cloud) -> None:
+    cloud.add_flavor(Flavor("swap", "m1.swap", 1, 512, 1, swap_mb=64))
+    hard = new_group(cloud, "anti-affinity")
+    for answer, field in ((post(cloud, flavorRef="swap"), "flavorRef: flavor m1.swap"),
+                          (post(cloud, hints={"group": hard}), "os:scheduler_hints.group: the policy anti-affinity")):
+        assert answer.status_code == 400
+        assert answer.json["badRequest"]["message"].startswith(field)
+    assert cloud.rows(schema.servers) == []
+
+
 def test_a_server_joins_its_group_in_the_same_transaction(cloud: Cloud) -> None:
-    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["affinity"]}}
-                       ).json["server_group"]["id"]
+    group = new_group(cloud, "soft-affinity")
     answer = post(cloud, hints={"group": group}, min_count=2)
     assert answer.status_code == 202
     members = cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"]

@@ -91,8 +91,8 @@ def test_a_fault_is_shown_for_error_only_and_its_details_to_admins(cloud: Cloud)
 
 
 def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
-    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["affinity"]}}
-                       ).json["server_group"]["id"]
+    group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
+                       mv="2.15").json["server_group"]["id"]
     body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1"}, "os:scheduler_hints": {"group": group}}
     server = cloud.call("POST", "/servers", body).json["server"]["id"]
     shown = cloud.call("GET", f"/servers/{server}", mv="2.100").json["server"]

@@ -97,7 +97,8 @@ def test_hard_reboot_ends_a_hanging_reboot_and_what_is_worse_only_delete_does() 
 
 
 STATUSES = {"BUILD", "ACTIVE", "REBOOT", "HARD_REBOOT", "REBUILD", "PASSWORD", "SHUTOFF", "PAUSED", "SUSPENDED",
-            "ERROR", "DELETED", "SOFT_DELETED", "RESCUE", "VERIFY_RESIZE", "SHELVED", "SHELVED_OFFLOADED"}
+            "ERROR", "DELETED", "SOFT_DELETED", "RESCUE", "RESIZE", "VERIFY_RESIZE", "REVERT_RESIZE", "MIGRATING",
+            "SHELVED", "SHELVED_OFFLOADED"}
 
 
 @pytest.mark.parametrize(("vm_state", "task_state", "status"), [
