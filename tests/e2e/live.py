@@ -31,6 +31,8 @@ from deploy.seed import READY, Seed
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
 BOOT, SETTLE = 120, 120
+#: How an answer ends whose API process was killed: before it, or in the middle of it.
+CUT_OFF = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
 
 
 def await_true(question: Callable[[], Any], seconds: float, story: Callable[[], object], pause: float = 0.1) -> Any:
@@ -89,7 +91,7 @@ class Rest:
         def answered() -> Reply | None:
             try:
                 reply = self.call(method, path, body, headers=headers)
-            except requests.ConnectionError as problem:
+            except CUT_OFF as problem:
                 last[:] = [problem]
                 return None
             last[:] = [reply]

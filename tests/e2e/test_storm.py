@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-import requests
 
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import CUT_OFF, SETTLE, Live, Rest, await_true
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 CLIENTS, STRIKES, EVERY = 6, 15, 1.0      # seconds
@@ -51,7 +50,7 @@ class Client:
             if found["OS-EXT-STS:task_state"] is None and found["status"] != wanted:
                 try:
                     reply = self.rest.call("POST", f"/servers/{server}/action", action)
-                except requests.ConnectionError:
+                except CUT_OFF:
                     return False
                 assert reply.status in (202, 409, 503), reply
                 return False
