@@ -108,6 +108,8 @@ class ImageCache:
             with part.open("wb") as file, closing(_pumped(image.id, read_image, run)) as chunks:
                 for chunk in _checked(image, max_bytes, chunks):
                     file.write(chunk)
+                    if image.size:
+                        run.phase(f"fetching image {100 * file.tell() // image.size} %")
                 file.flush()
                 os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())

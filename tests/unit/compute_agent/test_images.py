@@ -68,6 +68,13 @@ def test_good_image_is_fetched_once(tmp_path: Path, content: bytes, disk_format:
     assert cached.path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_fetch_tells_how_far_it_is(tmp_path: Path) -> None:
+    phases: list[str] = []
+    content = qcow2()
+    ImageCache(tmp_path).fetch(ref(content), 0, chunks(content, len(content) // 4), Run(phases.append, lambda: False))
+    assert phases == ["fetching image", *(f"fetching image {percent} %" for percent in (25, 50, 75, 100))]
+
+
 GOOD = qcow2()
 HOSTILE = {
     "backing-file": (ref(qcow2(backing=512)), qcow2(backing=512), "backing file"),
