@@ -72,6 +72,8 @@ def meta_data(spec: GuestSpec, random_seed: bytes = b"") -> dict[str, Any]:
         data["keys"] = [{"name": key["name"], "type": key.get("type", "ssh"), "data": key["data"]} for key in keys]
         ssh = {key["name"]: key["data"] for key in keys if key.get("type", "ssh") == "ssh"}
         data |= {"public_keys": ssh} if ssh else {}
+    if instance.get("admin_pass"):
+        data["admin_pass"] = instance["admin_pass"]
     if instance.get("files"):
         data["files"] = [{"path": item["path"], "content_path": f"/{_content(number)}"}
                          for number, item in enumerate(instance["files"])]

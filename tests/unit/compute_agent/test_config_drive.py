@@ -41,6 +41,12 @@ def test_meta_data_tells_the_guest_who_it_is() -> None:
         "public_keys": {"mine": "ssh-ed25519 AAAA me"}}
 
 
+def test_a_password_is_told_to_the_guest_that_it_is_for() -> None:
+    told = files(spec(instance={"admin_pass": "s3cret"}))
+    assert read_json(told, "openstack/latest/meta_data.json")["admin_pass"] == "s3cret"
+    assert "admin_pass" not in read_json(files(spec()), "openstack/latest/meta_data.json")
+
+
 def test_user_data_is_decoded_and_every_version_has_what_it_knew() -> None:
     tree = files(spec())
     assert {tree[f"openstack/{version}/user_data"] for version in VERSIONS} == {b"#!/bin/sh\necho \xff hello\n"}
