@@ -7,6 +7,7 @@ Compute API's own, so that clients meet the states and the 409s they know.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # vm_state: what the server rests in
@@ -155,6 +156,12 @@ def row(key: str, value: str | None = None) -> Action:
     found = action(key, value)
     assert found is not None, key
     return found
+
+
+def fitting(rows: Sequence[Action], vm_state: str) -> Action:
+    """Of the rows that a body means, the one that starts from this state; the first, whose refusal names the state,
+    when none does."""
+    return next((row for row in rows if row.vm == ANY or vm_state in row.vm), rows[0])
 
 
 _REBUILD = {REBUILDING: "REBUILD", REBUILD_BLOCK_DEVICE_MAPPING: "REBUILD", REBUILD_SPAWNING: "REBUILD"}

@@ -203,7 +203,7 @@ def back_as_before(tx: Connection, engine: Engine, run: Run, problem: StepFailed
 
 @dataclass(frozen=True)
 class Workflow:
-    """A story: its steps, and what its failure means for the server (``failed`` may call ``Run.retry``)."""
+    """A story: its steps, and what its failure means for the server; ``failed`` may begin it again by ``run.due``."""
 
     name: str
     steps: tuple[Step, ...]

@@ -40,7 +40,7 @@ def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_
         Locked: a lock forbids it. WrongState, Conflict: its state or a running action does.
     """
     found = take_lock(tx, server_id, project_id)
-    row = _fitting(rows, found.vm_state)
+    row = rows if isinstance(rows, states.Action) else states.fitting(rows, found.vm_state)
     check(row, server_id, found, context)
     if row.supersedes and found.action:
         supersede(tx, found.action)
@@ -52,13 +52,6 @@ def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_
                  "workflow": row.workflow, "args": {"was": found.vm_state, **(args or {})}, "fence": found.fence + 1,
                  "secrets": secrets, "data": {"after": found.action} if found.action else {}}])
     return action_id
-
-
-def _fitting(rows: states.Action | Sequence[states.Action], vm_state: str) -> states.Action:
-    """The row that starts from this state; the first, whose refusal names the state, when none does."""
-    if isinstance(rows, states.Action):
-        return rows
-    return next((row for row in rows if row.vm == states.ANY or vm_state in row.vm), rows[0])
 
 
 def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:

@@ -31,11 +31,6 @@ def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) 
         wanted=wanted, may_run=may_run, changed_at=now()))
 
 
-def set_fence(tx: Connection, server_id: str, fence: int) -> None:
-    """The fence that the guest's host must know."""
-    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT).values(fence=fence))
-
-
 def owe(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True) -> None:
     """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known that
     nothing of them runs."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /servers/{id}/action: the body's key chooses the rows of ``states.ACTIONS``, and they say the rest.
 
-An action that a workflow carries out is begun and answered
-202; one with ``answer_after`` waits for that step; an immediate one is done when it is answered; a question goes to
-the host at once.
+An action that a workflow carries out is begun and answered 202; one with ``answer_after`` waits for that step; an
+immediate one is done when it is answered; a question goes to the host at once.
 """
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def act(request: Request, server: Any) -> Answer:
         raise errors.BadRequest("Malformed request body")
     [key] = request.body
     rows = _rows(key, request)
-    row = fitting(rows, server.vm_state)
+    row = states.fitting(rows, server.vm_state)
     request.require(row.policy, {"project_id": server.project_id, "user_id": server.user_id})
     if row.query is not None:
         return Answer(QUERIES[row.query](request, server), row.success)
@@ -75,11 +74,6 @@ def _rows(key: str, request: Request) -> list[states.Action]:
     if not meant:
         raise errors.BadRequest(f"There is no such action: {key[:80]}")
     return meant
-
-
-def fitting(rows: list[states.Action], vm_state: str) -> states.Action:
-    """The row that starts from this state; the first, whose refusal names the state, when none does."""
-    return next((row for row in rows if row.vm == states.ANY or vm_state in row.vm), rows[0])
 
 
 def _wait(request: Request, action_id: str, step: str) -> None:

@@ -8,13 +8,12 @@ Also here: soft delete, which only stops the guest, and restore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from common import states
 from common.models import Result
-from common.store import actions, guests
+from common.store import actions
 from common.store.engine import Connection, now
-from conductor import debts
+from conductor import debts, guest
 from conductor.saga import Engine, Run, Step, Workflow
 
 
@@ -40,25 +39,14 @@ def _forget(engine: Engine, run: Run) -> None:
         engine.images.delete(image)
 
 
-def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
-
-
 def _kept(tx: Connection, run: Run, result: Result) -> None:
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
-    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)), soft_deleted_at=now())
-
-
-def _run(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_running", {}
-
-
-def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
-    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
+    guest.rests(tx, run, result)
+    run.set(soft_deleted_at=now())
 
 
 def _restored(tx: Connection, run: Run, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), soft_deleted_at=None)
+    guest.runs(tx, run, result)
+    run.set(soft_deleted_at=None)
 
 
 DELETE = Workflow("delete", steps=(
@@ -68,7 +56,7 @@ DELETE = Workflow("delete", steps=(
 ))
 
 SOFT_DELETE = Workflow("soft_delete", steps=(
-    Step("stop", "the guest's disk stays until the time to restore it is over", command=_stop, done=_kept),))
+    Step("stop", "the guest's disk stays until the time to restore it is over", command=guest.stop, done=_kept),))
 
 RESTORE = Workflow("restore", steps=(
-    Step("run", "as a start", command=_run, before=_will_run, done=_restored),))
+    Step("run", "as a start", command=guest.start, before=guest.will_run, done=_restored),))

@@ -2,31 +2,13 @@
 """Start, stop, pause, suspend and their like: one command each, to the host where the server is."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from common import states
-from common.models import Result
 from common.store import guests
 from common.store.engine import Connection
+from conductor import guest
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
-
-
-def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
-    """From the moment the command is sent the guest may run."""
-    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
-
-
-def _runs(tx: Connection, run: Run, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
-
-
-def _start(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_running", {}
-
-
-def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
 
 
 def _reboot_soft(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
@@ -54,11 +36,6 @@ def _set_password(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "set_password", {"user": properties.get("os_admin_user", "root"), **run.secrets(engine)}
 
 
-def _rests(tx: Connection, run: Run, result: Result) -> None:
-    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
-
-
 def _stays_off(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
     """A guest that could not be started does not run."""
     guests.want(tx, [run.server.id], guests.STOPPED, False)
@@ -72,29 +49,33 @@ def _is_lost(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> N
 
 
 START = Workflow("start", failed=_stays_off, steps=(
-    Step("run", "the guest may run from the moment this is sent", command=_start, before=_will_run, done=_runs),))
+    Step("run", "the guest may run from the moment this is sent", command=guest.start,
+         before=guest.will_run, done=guest.runs),))
 
 STOP = Workflow("stop", steps=(
-    Step("stop", "asks the guest first, and pulls the plug when it does not listen", command=_stop, done=_rests),))
+    Step("stop", "asks the guest first, and pulls the plug when it does not listen", command=guest.stop,
+         done=guest.rests),))
 
 REBOOT_SOFT = Workflow("reboot_soft", failed=_is_lost, steps=(
     Step("reboot", "repeatable: a guest that carries this fence has been rebooted", command=_reboot_soft,
-         before=_will_run, done=_runs),))
+         before=guest.will_run, done=guest.runs),))
 
 REBOOT_HARD = Workflow("reboot_hard", failed=_is_lost, steps=(
-    Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=_will_run, done=_runs),))
+    Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=guest.will_run, done=guest.runs),))
 
 PAUSE = Workflow("pause", steps=(
-    Step("pause", "the guest's memory stays where it is", command=_pause, done=_runs),))
+    Step("pause", "the guest's memory stays where it is", command=_pause, done=guest.runs),))
 
 UNPAUSE = Workflow("unpause", steps=(
-    Step("run", "as a start: the host sees where to go on from", command=_start, before=_will_run, done=_runs),))
+    Step("run", "as a start: the host sees where to go on from", command=guest.start,
+         before=guest.will_run, done=guest.runs),))
 
 SUSPEND = Workflow("suspend", steps=(
-    Step("suspend", "the guest's memory goes to the host's disk", command=_suspend, done=_rests),))
+    Step("suspend", "the guest's memory goes to the host's disk", command=_suspend, done=guest.rests),))
 
 RESUME = Workflow("resume", steps=(
-    Step("run", "as a start: the host sees where to go on from", command=_start, before=_will_run, done=_runs),))
+    Step("run", "as a start: the host sees where to go on from", command=guest.start,
+         before=guest.will_run, done=guest.runs),))
 
 CRASH_DUMP = Workflow("crash_dump", steps=(
     Step("interrupt", "once: found begun after a crash it is not repeated", command=_interrupt),))

@@ -18,19 +18,6 @@ from conductor import debts, guest, images, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow
 
 
-def _stop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_stopped", {"timeout": engine.shutdown_timeout}
-
-
-def _stopped(tx: Connection, run: Run, result: Result) -> None:
-    guests.want(tx, [run.server.id], guests.STOPPED, False)
-    run.set(power_state=int(result.data.get("power_state", states.SHUTDOWN)))
-
-
-def _run_again(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_running", {}
-
-
 def _keep(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         run.data["offloads"] = engine.shelved_offload_time == 0
@@ -57,8 +44,8 @@ def _shelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed
 
 
 SHELVE = Workflow("shelve", failed=_shelve_failed, steps=(
-    Step("stop", "first: what is written after the copy would be lost", command=_stop, done=_stopped),
-    Step("restart", "only on the way back: a server that ran runs again", undo_command=_run_again,
+    Step("stop", "first: what is written after the copy would be lost", command=guest.stop, done=guest.rests),
+    Step("restart", "only on the way back: a server that ran runs again", undo_command=guest.start,
          needed=_was_running),
     images.RECORD, images.UPLOAD,
     Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
@@ -96,7 +83,8 @@ def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 def _back(tx: Connection, run: Run, result: Result) -> None:
     run.data["image_id"] = run.server.shelved_image_id
-    run.set(power_state=int(result.data.get("power_state", states.RUNNING)), shelved_image_id=None, shelved_at=None)
+    guest.runs(tx, run, result)
+    run.set(shelved_image_id=None, shelved_at=None)
 
 
 def _unshelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
@@ -109,10 +97,6 @@ def _forget(engine: Engine, run: Run) -> None:
     engine.images.delete(run.data["image_id"])
 
 
-def _will_run(tx: Connection, runs: Sequence[Run]) -> None:
-    guests.want(tx, [run.server.id for run in runs], guests.RUNNING, True)
-
-
 _FORGET = Step("forget", "last: the server runs, and its disk is the truth again", outside=_forget)
 
 UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
@@ -123,6 +107,7 @@ UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
 ))
 
 UNSHELVE_HERE = Workflow("unshelve_here", steps=(
-    Step("run", "the guest is still there, stopped", command=_run_again, before=_will_run, done=_back, pivot=True),
+    Step("run", "the guest is still there, stopped", command=guest.start,
+         before=guest.will_run, done=_back, pivot=True),
     _FORGET,
 ))

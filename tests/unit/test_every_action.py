@@ -18,7 +18,6 @@ from common.context import RequestContext
 from common.store import actions, at_once, schema
 from common.store.engine import Store, now
 from compute_api.policy import Policy
-from compute_api.resources.server_actions import fitting
 from tests import allowed
 
 PROJECT, SERVER = "p" * 32, "5" * 8
@@ -60,7 +59,7 @@ def test_who_may_ask_for_it_when(policy: Policy, name: str) -> None:
                 for locked in (False, True):
                     found = SimpleNamespace(vm_state=vm_state, task_state=task_state, locked=locked,
                                             action="a" if task_state else None)
-                    got = judged(fitting(rows, vm_state), found, caller) if permitted else 403
+                    got = judged(states.fitting(rows, vm_state), found, caller) if permitted else 403
                     persona = allowed.PERSONAS[token]
                     wanted = allowed.status(name, persona, vm_state, task_state, locked)
                     if (got if sees else 404) != wanted:
