@@ -88,6 +88,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.FloatOpt("cpu_allocation_ratio", default=4.0, min=0.1, help="VCPUs handed out per real one."),
         cfg.FloatOpt("ram_allocation_ratio", default=1.0, min=0.1, help="Memory handed out per real MiB."),
         cfg.FloatOpt("disk_allocation_ratio", default=1.0, min=0.1, help="Disk handed out per real GiB."),
+        cfg.StrOpt("console_host", default="127.0.0.1",
+                   help="This host's address at which the console service reaches its guests' consoles."),
         cfg.IntOpt("reserved_memory_mb", default=512, min=0, help="Memory kept for the host itself, in MiB."),
         cfg.IntOpt("reserved_disk_gb", default=0, min=0, help="Disk kept for the host itself, in GiB."),
         cfg.IntOpt("memory_vcpus", default=1000, min=1, help="VCPUs of the memory driver's host."),
@@ -106,6 +108,38 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
         cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
+    ),
+    "network": (
+        cfg.StrOpt("endpoint", help="URL of the network service; default: from the catalogue. When that has none "
+                                    "either, servers have no networks."),
+        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Seconds for an answer of the network service."),
+        cfg.IntOpt("calls", default=8, min=1, max=64, help="Calls to the network service at a time, each process."),
+        cfg.IntOpt("vif_plugging_timeout", default=300, min=0, max=3600,
+                   help="Seconds that a guest waits, paused, until the network service has wired it; 0: never."),
+        cfg.BoolOpt("vif_plugging_is_fatal", default=True, help="Whether a server fails that was not wired in time."),
+    ),
+    "metadata": (
+        cfg.StrOpt("host", default="127.0.0.1", help="Address that the metadata service listens on."),
+        cfg.PortOpt("port", default=8775, help="Its port."),
+        cfg.IntOpt("threads", default=16, min=1, max=64, help="Its threads."),
+        cfg.StrOpt("proxy_shared_secret", default="", secret=True,
+                   help="Signs what the network service's metadata proxy says; the same there. Without it nobody is "
+                        "answered."),
+        cfg.IntOpt("cache_seconds", default=15, min=0, max=600, help="How long a server's data is remembered."),
+        cfg.IntOpt("rate", default=50, min=1, help="Requests a second that one guest is answered."),
+        cfg.StrOpt("vendor_data_file", help="JSON file that every guest finds as vendor_data.json."),
+    ),
+    "console": (
+        cfg.StrOpt("host", default="127.0.0.1", help="Address that the console service listens on."),
+        cfg.PortOpt("port", default=6080, help="Its port."),
+        cfg.Opt("public_url", type=_url(("http://", "https://")), default="http://127.0.0.1:6080",
+                help="URL under which browsers reach it."),
+        cfg.ListOpt("allowed_origins", default=[],
+                    help="Origins of pages that may open a console, besides public_url: https://cloud.example."),
+        cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="How long a console's URL can be used, once."),
+        cfg.IntOpt("sessions", default=200, min=1, help="Open consoles in all."),
+        cfg.IntOpt("sessions_per_server", default=10, min=1, help="Open consoles of one server."),
+        cfg.StrOpt("novnc", default="/usr/share/novnc", help="Folder with noVNC."),
     ),
     "quota": (
         cfg.IntOpt("instances", default=10, min=-1, help="Servers of a project; -1: no limit."),

@@ -46,12 +46,37 @@ class ImageRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface of a server: a port of the network service as it was last described.
+
+    label: the network's name. addresses: dicts with address, version (4 or 6), prefix (length), subnet, gateway,
+    dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of addresses). device and bridge: what the
+    host calls the interface and what it is plugged into. own: made by Kilonova, so deleted with the server; else
+    only unbound. active: wired, as far as the network service says.
+    """
+
+    port: str
+    network: str = ""
+    label: str = ""
+    mac: str = ""
+    addresses: list[JSON] = field(default_factory=list)
+    mtu: int = 0
+    tag: str = ""
+    own: bool = True
+    vif_type: str = ""
+    device: str = ""
+    bridge: str = ""
+    active: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GuestSpec:
     """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
 
     ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
     meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
-    ``contents`` are base64 text as the API took it.
+    ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait when it is first started, because the
+    network service has not wired its interfaces yet.
     """
 
     server: str
@@ -62,6 +87,8 @@ class GuestSpec:
     config_drive: bool = False
     user_data: str | None = None
     instance: JSON = field(default_factory=dict)
+    interfaces: list[Interface] = field(default_factory=list)
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,9 @@ servers = Table(
     _uuid("shelved_image_id"),
     _time("shelved_at"),
     _time("soft_deleted_at"),
+    # added by 0003
+    Column("interfaces", Json),                               # of models.Interface; NULL: none
+    Column("password", Text),                                 # what the guest posted, encrypted by its owner's key
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
@@ -318,6 +321,21 @@ allocations = Table(
     Column("used", Integer, nullable=False),
     Index("ix_allocations_usage", "provider_id", "resource_class", "used"),
     Index("ix_allocations_consumer", "consumer_id"))
+
+# --- consoles (0003) ---
+console_tokens = Table(
+    "console_tokens", metadata,
+    Column("hash", String(64), primary_key=True),             # SHA-256 of the token, which is nowhere
+    _uuid("server_id", nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("fence", BigInteger, nullable=False),              # of the guest's record: another place, another token
+    Column("kind", String(16), nullable=False),               # novnc, serial, spice-html5 …
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    _time("created_at", nullable=False),
+    _time("expires_at", nullable=False, index=True),
+    _time("used_at"),
+    Index("ix_console_tokens_server", "server_id"))
 
 # --- groups of hosts, groups of servers ---
 aggregates = Table(
