@@ -3,8 +3,8 @@
 
 The API asks ``show`` with the user's token before it accepts a server; a found image is remembered for a few
 seconds for that token. The conductor makes, finds and removes images with Kilonova's own token. Agents ``download``
-and ``upload`` with the short token of their command. The libraries that speak HTTP are imported at first use. A
-service that does not answer is Unavailable, never a missing image; what it refuses for good is another Problem.
+and ``upload`` with the short token of their command. A service that does not
+answer is Unavailable, never a missing image; what it refuses for good is another Problem.
 """
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from common import errors
+from common.clients.http import Http
 from common.models import ImageRef
 
 CHUNK = 1024 * 1024
@@ -72,7 +73,9 @@ class Client:
     monotonic: Callable[[], float] = time.monotonic
     _found: dict[tuple[str, str], tuple[float, Image]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _session: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._http = Http("image service", self.endpoint, self.timeout)
 
     def show(self, image_id: str, token: str) -> Image:
         """The image, if the token may see it.
@@ -180,25 +183,13 @@ class Client:
             self._found[key] = (self.monotonic() + self.cache_seconds, image)
 
     def _base(self) -> str:
-        return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/").removesuffix("/v2")
+        return self._http.base().removesuffix("/v2")
 
     def _get(self, path: str, token: str, stream: bool = False) -> Any:
         return self._send("GET", path, token, stream=stream)
 
     def _send(self, method: str, path: str, token: str, **more: Any) -> Any:
-        from keystoneauth1 import exceptions
-        headers = {"X-Auth-Token": token, **more.pop("headers", {})}
-        try:
-            return self._http().request(self._base() + path, method, headers=headers, raise_exc=False, log=False,
-                                        authenticated=False, **{"connect_retries": 1, **more})
-        except (exceptions.ClientException, OSError) as problem:
-            raise errors.Unavailable("The image service does not answer; try again later.") from problem
-
-    def _http(self) -> Any:
-        if self._session is None:
-            from keystoneauth1 import session
-            self._session = session.Session(timeout=self.timeout)
-        return self._session
+        return self._http.send(method, self._base() + path, token, **more)
 
 
 def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network service (Neutron v2.0), over HTTP only: networks, ports, security groups.
+
+The API reads with the user's token before it accepts a request; the conductor makes, binds, changes and removes
+ports with Kilonova's own. Networks and subnets are remembered for a few seconds for each token. ``interface_of`` is
+the one place that turns a port into what Kilonova keeps of it. A service that does not answer is Unavailable; what it
+refuses for good is another Problem, in the service's own words.
+"""
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from common import errors
+from common.clients.http import Http
+from common.models import Interface
+
+JSON = dict[str, Any]
+REMEMBERED, KEEP = 1000, 5.0       # answers, and seconds that each is remembered
+AT_ONCE = 50                       # ids in one URL
+NAME = "network service"
+
+
+def device_of(port_id: str) -> str:
+    """What a host calls the interface of a port; the network service's parts compute the same."""
+    return f"tap{port_id[:11]}"
+
+
+def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str, JSON], *,
+                 floating: Mapping[str, list[str]] | None = None, tag: str = "", own: bool = True) -> Interface:
+    """A port as Kilonova keeps it. ``floating``: by fixed address."""
+    network = networks.get(port["network_id"], {})
+    details = port.get("binding:vif_details") or {}
+    return Interface(
+        port=port["id"], network=port["network_id"], label=network.get("name") or "", mac=port["mac_address"],
+        addresses=[_address(fixed, subnets.get(fixed["subnet_id"], {}), floating or {}) for fixed in port["fixed_ips"]],
+        mtu=int(network.get("mtu") or 0), tag=tag, own=own, vif_type=port.get("binding:vif_type") or "",
+        device=device_of(port["id"]), bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
+        active=port.get("status") == "ACTIVE")
+
+
+def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JSON:
+    address = fixed["ip_address"]
+    version = ipaddress.ip_address(address).version
+    cidr = subnet.get("cidr") or f"{address}/{32 if version == 4 else 128}"
+    return {"address": address, "version": version, "prefix": ipaddress.ip_network(cidr, strict=False).prefixlen,
+            "subnet": fixed["subnet_id"], "gateway": subnet.get("gateway_ip"),
+            "dns": subnet.get("dns_nameservers") or [], "routes": subnet.get("host_routes") or [],
+            "dhcp": bool(subnet.get("enable_dhcp")), "floating": floating.get(address, [])}
+
+
+@dataclass
+class Client:
+    """One process's way to the network service. Thread-safe.
+
+    Args:
+        endpoint: its URL, with or without /v2.0; a function may return None: the cloud has no network service.
+    """
+
+    endpoint: str | Callable[[], str | None] | None
+    timeout: float = 10
+    monotonic: Callable[[], float] = time.monotonic
+    _kept: dict[tuple[str, str], tuple[float, list[JSON]]] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self._http = Http(NAME, self._url, self.timeout)
+
+    def has_service(self) -> bool:
+        """Has this cloud a network service?
+
+        Raises:
+            Unavailable: the catalogue cannot be read.
+        """
+        return bool(self.endpoint() if callable(self.endpoint) else self.endpoint)
+
+    # --- what the API reads, with the user's token ---
+    def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JSON]:
+        """The networks with these ids that the token may see; without ids the project's own and the shared ones."""
+        if ids:
+            return self._all(token, "networks", {"id": sorted(set(ids))}, keep=True)
+        own = self._all(token, "networks", {"project_id": project_id}, keep=True)
+        shared = self._all(token, "networks", {"shared": True}, keep=True)
+        return list({network["id"]: network for network in [*own, *shared]}.values())
+
+    def subnets(self, token: str, network_ids: Sequence[str]) -> list[JSON]:
+        """The subnets of these networks."""
+        return self._all(token, "subnets", {"network_id": sorted(set(network_ids))}, keep=True) if network_ids else []
+
+    def ports(self, token: str, **filters: Any) -> list[JSON]:
+        """The ports that have all these values."""
+        return self._all(token, "ports", filters)
+
+    def port(self, token: str, port_id: str) -> JSON:
+        """One port.
+
+        Raises:
+            NotFound: there is none that the token may see.
+        """
+        return dict(self._json("GET", f"/ports/{port_id}", token)["port"])
+
+    def security_groups(self, token: str, project_id: str) -> list[JSON]:
+        """The project's security groups: id and name."""
+        return self._all(token, "security-groups", {"project_id": project_id, "fields": ["id", "name"]})
+
+    def ports_left(self, token: str, project_id: str) -> int:
+        """How many more ports the project's quota allows; -1: no limit."""
+        try:
+            port = self._json("GET", f"/quotas/{project_id}/details", token)["quota"]["port"]
+            limit, used = int(port["limit"]), int(port["used"]) + int(port.get("reserved", 0))
+        except errors.NotFound:                 # a service without the extension quota_details
+            limit = int(self._json("GET", f"/quotas/{project_id}", token)["quota"]["port"])
+            used = 0 if limit < 0 else len(self.ports(token, project_id=project_id, fields=["id"]))
+        return -1 if limit < 0 else max(0, limit - used)
+
+    def interfaces(self, token: str, server_id: str) -> list[Interface]:
+        """A server's ports described whole, floating addresses included."""
+        return self.described(token, self.ports(token, device_id=server_id), floating=True)
+
+    def described(self, token: str, ports: Sequence[JSON], floating: bool = False) -> list[Interface]:
+        """These ports with what their networks and subnets say."""
+        if not ports:
+            return []
+        ids = sorted({port["network_id"] for port in ports})
+        networks = {network["id"]: network for network in self.networks(token, "", ids)}
+        subnets = {subnet["id"]: subnet for subnet in self.subnets(token, ids)}
+        by_port: dict[str, dict[str, list[str]]] = {}
+        for one in self.floating(token, [port["id"] for port in ports]) if floating else ():
+            by_port.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
+                one["floating_ip_address"])
+        return [interface_of(port, networks, subnets, floating=by_port.get(port["id"])) for port in ports]
+
+    def floating(self, token: str, port_ids: Sequence[str]) -> list[JSON]:
+        """The floating IPs of these ports; none where the service has no routers."""
+        try:
+            return self._all(token, "floatingips", {"port_id": sorted(port_ids)}) if port_ids else []
+        except errors.NotFound:
+            return []
+
+    # --- what the conductor changes, with its own ---
+    def create_ports(self, token: str, ports: Sequence[JSON]) -> list[JSON]:
+        """Make ports, all or none.
+
+        Raises:
+            Conflict, Forbidden, BadRequest, NotFound: the service refuses.
+        """
+        made: list[JSON] = self._json("POST", "/ports", token, {"ports": list(ports)})["ports"]
+        return made
+
+    def update_port(self, token: str, port_id: str, values: JSON) -> JSON:
+        """Change a port.
+
+        Raises:
+            NotFound: it is gone. Conflict, Forbidden, BadRequest: the service refuses.
+        """
+        return dict(self._json("PUT", f"/ports/{port_id}", token, {"port": values})["port"])
+
+    def delete_port(self, token: str, port_id: str) -> None:
+        """Remove a port; one that is gone is fine."""
+        try:
+            self._json("DELETE", f"/ports/{port_id}", token)
+        except errors.NotFound:
+            return
+
+    # --- HTTP ---
+    def _url(self) -> str:
+        found = self.endpoint() if callable(self.endpoint) else self.endpoint
+        if not found:
+            raise errors.Unavailable("The catalogue names no network service; register it or set [network] endpoint.")
+        return found.rstrip("/").removesuffix("/v2.0")
+
+    def _all(self, token: str, noun: str, filters: Mapping[str, Any], keep: bool = False) -> list[JSON]:
+        """A list, every page of it; long lists of ids are asked for in pieces."""
+        found: list[JSON] = []
+        for part in _parts(filters):
+            query = urlencode([(name, value) for name, values in part.items()
+                               for value in (values if isinstance(values, (list, tuple)) else [values])])
+            found += self._kept_list(token, noun, query) if keep else self._list(token, noun, query)
+        return found
+
+    def _kept_list(self, token: str, noun: str, query: str) -> list[JSON]:
+        key = (f"{noun}?{query}", hashlib.sha256(token.encode()).hexdigest())
+        with self._lock:
+            until, found = self._kept.get(key, (0.0, []))
+        if self.monotonic() < until:
+            return found
+        found = self._list(token, noun, query)
+        if found:
+            with self._lock:
+                if len(self._kept) >= REMEMBERED:
+                    self._kept.clear()
+                self._kept[key] = (self.monotonic() + KEEP, found)
+        return found
+
+    def _list(self, token: str, noun: str, query: str) -> list[JSON]:
+        key, path, found = noun.replace("-", "_"), f"/{noun}?{query}", []
+        while path:
+            page = self._json("GET", path, token)
+            found += page[key]
+            following = [link["href"] for link in page.get(f"{key}_links", ()) if link["rel"] == "next"]
+            path = f"/{noun}?{following[0].partition('?')[2]}" if following else ""
+        return found
+
+    def _json(self, method: str, path: str, token: str, body: JSON | None = None) -> JSON:
+        more = {} if body is None else {"json": body}
+        answer = self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
+        if answer.status_code >= 300:
+            raise _refusal(answer)
+        return dict(answer.json()) if answer.content else {}
+
+
+def _parts(filters: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """One query, or several where a list of values is too long for one URL."""
+    long = next((name for name, values in filters.items() if isinstance(values, list) and len(values) > AT_ONCE), None)
+    if long is None:
+        yield filters
+        return
+    for start in range(0, len(filters[long]), AT_ONCE):
+        yield {**filters, long: filters[long][start:start + AT_ONCE]}
+
+
+_KINDS: dict[int, type[errors.Problem]] = {400: errors.BadRequest, 403: errors.Forbidden, 404: errors.NotFound,
+                                           409: errors.Conflict, 413: errors.TooLarge}
+
+
+def _refusal(answer: Any) -> errors.Problem:
+    """What the service refuses, with its words."""
+    if answer.status_code == 401:
+        return errors.Unauthorized(f"The {NAME} does not accept the token.")
+    try:
+        said = answer.json()["NeutronError"]
+        words, kind = (said["message"], said.get("type")) if isinstance(said, dict) else (str(said), None)
+    except (ValueError, KeyError, TypeError):
+        words, kind = f"it answered {answer.status_code}", None
+    if kind == "OverQuota":
+        return errors.Forbidden(f"The {NAME} says: {words}"[:500])
+    return _KINDS.get(answer.status_code, errors.Conflict)(f"The {NAME} says: {words}"[:500])
