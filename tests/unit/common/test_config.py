@@ -15,7 +15,8 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "DEFAULT.state_dir", "DEFAULT.secret_key", "api.public_url", "api.policy_file",
     "scheduler.enabled_filters",
     "scheduler.default_availability_zone", "agent.libvirt_uri", "identity.username", "identity.password",
-    "identity.project_name", "identity.domain", "identity.region", "image.endpoint"}
+    "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
+    "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc"}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:
@@ -46,7 +47,9 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
         found.append(("nothing-of-the-kind", str(next(iter(kind.choices)))))
     elif isinstance(option, cfg.HostAddressOpt):
         found.append(("not a host!", "not a host!"))
-    elif option.dest in ("url", "auth_url"):
+    elif isinstance(option, cfg.BoolOpt):
+        found.append(("perhaps", "perhaps"))
+    elif type(kind).__name__ == "Url":
         found.append(("ftp://x", "must start with one of"))
     return found
 
@@ -94,7 +97,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     assert {name_of(case) for case in EVERY if case[1].secret} == {
-        "DEFAULT.secret_key", "database.url", "identity.password"}
+        "DEFAULT.secret_key", "database.url", "identity.password", "metadata.proxy_shared_secret"}
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:
