@@ -7,9 +7,12 @@ in deploy/ is made from this list by ``kilonova config sample``.
 """
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from oslo_config import cfg, types
 
@@ -187,3 +190,21 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
     return CONF
+
+
+def vendor_data(conf: cfg.ConfigOpts) -> dict[str, Any]:
+    """What the operator's [metadata] vendor_data_file tells all guests; {} without one.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no JSON object.
+    """
+    path = conf.metadata.vendor_data_file
+    if not path:
+        return {}
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"[metadata] vendor_data_file {path}: {problem}") from problem
+    if not isinstance(found, dict):
+        raise ConfigError(f"[metadata] vendor_data_file {path}: it must hold one JSON object")
+    return found

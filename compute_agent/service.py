@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common import errors, service
+from common import config, errors, service
 from common.clock import Clock
 from common.models import Access, Command, Result
 from common.rpc import agent as agent_rpc
@@ -219,10 +220,15 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
         from compute_agent.virt.memory import MemoryDriver
         return MemoryDriver(conf.host, vcpus=conf.agent.memory_vcpus, memory_mb=conf.agent.memory_mb,
                             disk_gb=conf.agent.memory_disk_gb, state_file=state / "memory-guests.json")
+    from compute_agent import config_drive
     from compute_agent.virt.libvirt.driver import LibvirtDriver
+    try:
+        drives = config_drive.opened(conf.agent.config_drive_format, config.vendor_data(conf))
+    except config.ConfigError as problem:
+        sys.exit(f"kilonova-agent: {problem}")
     return LibvirtDriver(conf.agent.libvirt_uri, state, virt_type=conf.agent.virt_type,
                          reserved_memory_mb=conf.agent.reserved_memory_mb,
-                         reserved_disk_gb=conf.agent.reserved_disk_gb)
+                         reserved_disk_gb=conf.agent.reserved_disk_gb, config_drives=drives)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import states
-from common.models import Flavor, GuestSpec, ImageRef, Result
+from common.instance_data import guest_spec
+from common.models import GuestSpec, ImageRef, Result
 from common.store import guests
 from common.store.engine import Connection
 from common.wire import from_wire
@@ -20,20 +21,9 @@ from conductor.saga import Engine, Run
 
 def spec(engine: Engine, run: Run, image: ImageRef | None = None) -> GuestSpec:
     """The guest; with ``image`` one that is made of another image than the server's own."""
-    server = run.server
-    keys = [{"name": server.key_name, "type": "ssh", "data": server.key_data}] if server.key_name else []
-    instance: dict[str, Any] = {
-        "name": server.name, "hostname": server.hostname, "project_id": server.project_id,
-        "availability_zone": run.changes.get("availability_zone", server.availability_zone),
-        "launch_index": server.launch_index, "meta": server.meta, "keys": keys,
-        "files": run.action.args.get("files", [])}
-    password = run.secrets(engine).get("admin_pass")
-    if password:
-        instance["admin_pass"] = password
-    return GuestSpec(
-        server=server.id, fence=run.action.fence, name=server.name, flavor=from_wire(Flavor, server.flavor),
-        image=image or own_image(run), config_drive=bool(server.config_drive), user_data=server.user_data,
-        instance=instance)
+    return guest_spec(
+        run.server, run.action.fence, image, availability_zone=run.changes.get("availability_zone"),
+        files=run.action.args.get("files", []), admin_pass=run.secrets(engine).get("admin_pass", ""))
 
 
 def own_image(run: Run) -> ImageRef | None:

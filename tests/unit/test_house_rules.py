@@ -37,7 +37,8 @@ PLACES = {
     "gevent": (),
     "mock": (),
 }
-PURE = tuple(f"common/{name}.py" for name in ("states", "models", "errors", "ids", "clock", "wire"))
+PURE = tuple(f"common/{name}.py" for name in (
+    "states", "models", "errors", "ids", "clock", "wire", "instance_data"))
 
 #: Files that start threads or sleep outside a service.py, and why.
 THREADS = {

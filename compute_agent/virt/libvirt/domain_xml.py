@@ -78,6 +78,7 @@ class Domain:
     config_drive: Path | None = None
     made: int = 0
     rescue: Rescue | None = None
+    config_drive_is_disk: bool = False
 
     @property
     def marks(self) -> Marks:
@@ -148,10 +149,11 @@ def _machine(root: Element, domain: Domain) -> None:
 def _devices(devices: Element, domain: Domain) -> None:
     _disks(devices, domain)
     if domain.config_drive:
-        drive = SubElement(devices, "disk", type="file", device="cdrom")
+        device, name, bus = ("disk", "vdz", "virtio") if domain.config_drive_is_disk else ("cdrom", "hda", "ide")
+        drive = SubElement(devices, "disk", type="file", device=device)
         SubElement(drive, "driver", name="qemu", type="raw")
         SubElement(drive, "source", file=str(domain.config_drive))
-        SubElement(drive, "target", dev="hda", bus="ide")
+        SubElement(drive, "target", dev=name, bus=bus)
         SubElement(drive, "readonly")
     if not (domain.rescue and domain.rescue.bus == "usb"):
         SubElement(devices, "controller", type="usb", model="none")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
+from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import RUNNING, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
 from compute_agent.virt.libvirt import diagnostics, guest_agent, host, images, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
@@ -39,7 +40,7 @@ class LibvirtDriver:
 
     def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, hostname: str = "",
                  host_ip: str = "127.0.0.1", reserved_memory_mb: int = 0, reserved_disk_gb: int = 0,
-                 image_ttl: float = 24 * 3600, patience: float = 60) -> None:
+                 image_ttl: float = 24 * 3600, patience: float = 60, config_drives: ConfigDrives | None = None) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
@@ -53,7 +54,8 @@ class LibvirtDriver:
         self._patience = patience
         self._images = ImageCache(self._state_dir / "images", image_ttl)
         self._libvirt = Connection(uri)
-        self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type)
+        self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
+                              config_drives or ConfigDrives())
 
     @functools.cached_property
     def virt_type(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common import errors
 from common.models import DomainState, GuestSpec, ImageRef
-from compute_agent import config_drive
+from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.libvirt import disks, power
 from compute_agent.virt.libvirt.connection import Connection
@@ -37,11 +37,13 @@ class Guests:
     """The guests in ``instances``. ``virt_type`` is asked when a domain is defined. Thread-safe for different
     servers."""
 
-    def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str]) -> None:
+    def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str],
+                 config_drives: ConfigDrives) -> None:
         self._libvirt = libvirt
         self._images = images
         self._instances = instances
         self._virt_type = virt_type
+        self._config_drives = config_drives
 
     def folder(self, server: str) -> Path:
         """The server's folder; an id that is not a UUID never becomes a path."""
@@ -76,7 +78,7 @@ class Guests:
             try:
                 self._prepare(spec, spec.image, disk, read_image, run)
                 if spec.config_drive:
-                    config_drive.build(spec, drive)
+                    self._config_drives.build(spec, drive)
                 self._end(spec.server)
                 disks.adopt(disk)
             finally:
@@ -135,7 +137,7 @@ class Guests:
             run.phase("making disks")
             disks.make(folder, image, spec.flavor.root_gb)
             if spec.config_drive:
-                config_drive.build(spec, folder / "config")
+                self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
         return power.start(self._libvirt, spec.server, spec.fence, run)
 
@@ -155,7 +157,7 @@ class Guests:
         self._libvirt.define(domain_xml(Domain(
             spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self._virt_type(),
             _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made,
-            rescue)))
+            rescue, config_drive_is_disk=self._config_drives.is_disk)))
 
     def _end(self, server: str) -> None:
         """Nothing runs of the domain, if there is one, and nothing is saved."""

@@ -105,3 +105,16 @@ def test_a_secret_value_is_not_in_the_refusal(load) -> None:
         load("[database]", "url = oracle://scott:TIGER@host/x")
     assert "must start with one of" in str(refused.value)
     assert "TIGER" not in str(refused.value)
+
+
+def test_vendor_data_is_an_object_or_the_start_is_refused(load, tmp_path: Path) -> None:
+    assert config.vendor_data(load("[DEFAULT]")) == {}
+    file = tmp_path / "vendor.json"
+    conf = load("[metadata]", f"vendor_data_file = {file}")
+    for wrong in (None, "[1]", "{"):
+        if wrong:
+            file.write_text(wrong)
+        with pytest.raises(config.ConfigError, match=r"vendor_data_file .*vendor.json"):
+            config.vendor_data(conf)
+    file.write_text('{"ntp": "n1"}')
+    assert config.vendor_data(conf) == {"ntp": "n1"}
