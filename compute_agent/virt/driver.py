@@ -9,6 +9,7 @@ that does not answer is ``errors.Unavailable``: what became of the verb is not k
 """
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 
 
 class VerbFailed(Exception):
+#: Kinds of consoles.
+VNC, SERIAL = "vnc", "serial"
+
+
     """A definite failure: the verb did not happen and nothing of it runs.
 
     ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether another
@@ -130,3 +135,8 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Let go of the hypervisor; guests run on."""
+    def console(self, server: str, kind: str) -> socket.socket:
+        """A connection to the guest's console, whatever bytes pass: ``kind`` VNC speaks RFB and asks for no password,
+        SERIAL is the terminal on the first serial port, for one reader at a time. VerbFailed when the guest does not
+        run."""
+

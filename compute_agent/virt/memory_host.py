@@ -20,6 +20,8 @@ from pathlib import Path
 from common import errors
 from common.models import DomainState, HostInventory, ImageRef
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
+from compute_agent.virt.memory_console import Consoles
 from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
 
 #: Bytes of an image that are looked at for a disk's files.
@@ -60,6 +62,7 @@ class MemoryHost:
         self._changed: deque[str] = deque()
         self._lock = threading.RLock()
         self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
+        self._consoles = Consoles()
 
     def boot_id(self) -> str:
         return self._boot_id
@@ -95,6 +98,7 @@ class MemoryHost:
                 guest.power_state = SHUTDOWN
                 self._write(server, guest)
 
+                self._consoles.end(server)
     def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
         """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
         self.calls.append((verb, server))
@@ -160,6 +164,8 @@ class MemoryHost:
 
     def _write(self, server: str, guest: Guest | None) -> None:
         if self._file is not None:
+        if power_state not in (RUNNING, PAUSED):
+            self._consoles.end(server)
             self._file.write(server, guest)
 
     def _restored(self, file: GuestFile) -> GuestFile:

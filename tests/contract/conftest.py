@@ -55,6 +55,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             made = libvirt_test_rig(tmp_path)
         case _:
             folder = request.getfixturevalue("private_libvirtd")
-            made = qemu_rig(tmp_path, libvirtd.uri(folder), request.getfixturevalue("bootable"))
+            short = Path(tempfile.mkdtemp(prefix="kn-", dir=folder))    # the paths of sockets are
+            made = qemu_rig(short, libvirtd.uri(folder), request.getfixturevalue("bootable"))
     yield made
     made.clean()

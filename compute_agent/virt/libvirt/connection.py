@@ -14,6 +14,7 @@ import logging
 import queue
 import threading
 import time
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -156,6 +157,13 @@ class Connection:
 
     def describe(self, server: str) -> str:
         """The domain's XML: of the running guest when it runs, else as it is stored. Empty when there is none."""
+    def open_screen(self, server: str) -> socket.socket:
+        """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
+        descriptor = self.on(server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0))
+        if descriptor is None:
+            raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
+        return socket.socket(fileno=descriptor)
+
         return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(0))) or ""
 
     def mark(self, server: str, **changed: Any) -> None:

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consoles of this host's guests for the console service: one listener, and a relay of opaque bytes for each session.
+
+``Host.query`` offers a console: the guest's side is opened at once, and whoever brings the secret within
+``SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is read but its length, and
+nothing is answered. Must stay true: sockets block, so that who reads slowly slows the writer and nothing piles up
+here; a session ends when either side does; a serial port has one reader, so that the newest session takes it over.
+"""
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from common import errors
+from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
+
+log = logging.getLogger(__name__)
+KINDS = (VNC, SERIAL)
+SECONDS = 30.0              #: that an offer stands
+SESSIONS = 128              #: offered and open, in all
+STRANGERS = 32              #: connections that have not yet said their secret
+GREETING_SECONDS = 5.0      #: for saying it
+LETTERS = 43                #: of a secret
+CHUNK = 64 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A console that was offered (``peer`` None) until the deadline, or is open."""
+
+    server: str
+    kind: str
+    secret: str
+    guest: socket.socket
+    deadline: float
+    peer: socket.socket | None = None
+
+    def end(self) -> None:
+        """Both sides see the end; the sockets are closed by the threads that read them, or here when none does."""
+        for side in (self.guest, self.peer):
+            if side is not None:
+                _shut(side)
+        if self.peer is None:
+            self.guest.close()
+
+
+class Consoles:
+    """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an offer stands for
+    ``seconds``; ``sessions`` are offered and open in all. Thread-safe."""
+
+    def __init__(self, open_console: Callable[[str, str], socket.socket], host: str, *, seconds: float = SECONDS,
+                 sessions: int = SESSIONS) -> None:
+        self._open_console, self._seconds, self._most = open_console, seconds, sessions
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=STRANGERS)
+        self._listener.settimeout(1.0)
+        self._host, self._port = host, int(self._listener.getsockname()[1])
+        self._closed = threading.Event()
+
+    def start(self) -> threading.Thread:
+        """Listen, in a thread of its own."""
+        thread = threading.Thread(target=self._listen, name="consoles", daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._closed.set()
+        self._listener.close()
+        with self._lock:
+            ended, self._sessions = self._sessions, []
+        for session in ended:
+            session.end()
+
+    def offer(self, server: str, kind: str) -> dict[str, Any]:
+        """Where the guest's console can be reached, and the secret that opens it once: host, port, secret.
+
+        Raises:
+            BadRequest: there is no such kind. Conflict: the guest does not run. Unavailable: too many are open.
+        """
+        if kind not in KINDS:
+            raise errors.BadRequest(f"This host knows no console {kind!r}; it has {', '.join(KINDS)}.")
+        self._make_room(server, kind)
+        try:
+            guest = self._open_console(server, kind)
+        except VerbFailed as problem:
+            raise errors.Conflict(str(problem)) from problem
+        session = Session(server, kind, secrets.token_urlsafe(32), guest, time.monotonic() + self._seconds)
+        with self._lock:
+            self._sessions.append(session)
+        return {"host": self._host, "port": self._port, "secret": session.secret}
+
+    def _make_room(self, server: str, kind: str) -> None:
+        """End what nobody came for, and the session that has the serial port."""
+        with self._lock:
+            ended = [session for session in self._sessions
+                     if (session.peer is None and session.deadline < time.monotonic())
+                     or kind == SERIAL == session.kind and session.server == server]
+            self._sessions = [session for session in self._sessions if session not in ended]
+            full = len(self._sessions) >= self._most
+        for session in ended:
+            session.end()
+        if full:
+            raise errors.Unavailable("Too many consoles are open on this host; close some and try again.")
+
+    # --- the threads ---
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                peer, _ = self._listener.accept()
+            except TimeoutError:
+                self._expire()
+                continue
+            except OSError as error:
+                if not self._closed.wait(0.1):      # out of descriptors, say: it passes
+                    log.warning("no console connection could be accepted: %s", error)
+                continue
+            if not self._strangers.acquire(blocking=False):
+                peer.close()
+                continue
+            threading.Thread(target=self._greet, args=(peer,), name="console", daemon=True).start()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            ended = [session for session in self._sessions if session.peer is None and session.deadline < now]
+            self._sessions = [session for session in self._sessions if session not in ended]
+        for session in ended:
+            session.end()
+
+    def _greet(self, peer: socket.socket) -> None:
+        """The thread of a connection: the secret, then what the peer sends to the guest; a second thread has the
+        other direction."""
+        try:
+            session = self._claimed(peer, _read_secret(peer))
+        finally:
+            self._strangers.release()
+        if session is None:
+            peer.close()
+            return
+        back = threading.Thread(target=_copy, args=(session.guest, peer), name="console-back", daemon=True)
+        back.start()
+        _copy(peer, session.guest)
+        back.join()
+        with self._lock:
+            if session in self._sessions:
+                self._sessions.remove(session)
+        peer.close()
+        session.guest.close()
+
+    def _claimed(self, peer: socket.socket, said: bytes) -> Session | None:
+        """The session whose secret this is, taken."""
+        now = time.monotonic()
+        with self._lock:
+            # Every secret is compared, so that time tells nothing of where in the list one stands.
+            found = [session for session in self._sessions if hmac.compare_digest(session.secret.encode(), said)]
+            if self._closed.is_set() or not found or found[0].peer is not None or found[0].deadline < now:
+                return None
+            found[0].peer = peer
+        _stay_alive(peer)
+        return found[0]
+
+
+def _read_secret(peer: socket.socket) -> bytes:
+    """What it says first; too little when it does not say enough in time."""
+    said, deadline = b"", time.monotonic() + GREETING_SECONDS
+    try:
+        while len(said) < LETTERS and (left := deadline - time.monotonic()) > 0:
+            peer.settimeout(left)
+            part = peer.recv(LETTERS - len(said))
+            if not part:
+                break
+            said += part
+        peer.settimeout(None)
+    except OSError as error:
+        log.debug("a console connection ended before its secret: %s", error)
+    return said
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Until the source ends or the target does; then both do."""
+    try:
+        while data := source.recv(CHUNK):
+            target.sendall(data)
+    except OSError as error:
+        log.debug("a console ended: %s", error)
+    _shut(source)
+    _shut(target)
+
+
+def _shut(side: socket.socket) -> None:
+    try:
+        side.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        log.debug("a console's other side had closed before")
+
+
+def _stay_alive(peer: socket.socket) -> None:
+    """Small messages go at once; a console service that vanished is noticed within a minute of silence."""
+    for level, option, value in ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+                                 (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+                                 (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+                                 (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+                                 (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)):
+        peer.setsockopt(level, option, value)
