@@ -24,6 +24,7 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.transport import Transport
 from compute_agent import verbs
+from compute_agent.consoles import Consoles
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent, Work
 from compute_agent.virt.driver import Driver, ImageWriter, Run, VerbFailed
@@ -39,9 +40,9 @@ class Host:
     """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
 
     def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
-                 images: Images) -> None:
+                 images: Images, consoles: Consoles | None = None) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
-        self._images = images
+        self._images, self._consoles = images, consoles
         self._access: Access | None = None
         self._moved: set[str] = set()
         self._lock = threading.Lock()
@@ -69,6 +70,8 @@ class Host:
                 return self._driver.diagnostics(arguments["server"])
             except VerbFailed as problem:
                 raise errors.Conflict(str(problem)) from problem
+        if verb == "console" and self._consoles is not None:
+            return self._consoles.offer(arguments["server"], arguments["kind"])
         if verb == "domains":
             return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
         raise errors.NotImplementedHere(f"This host does not know the question {verb}; upgrade its agent.")
@@ -237,12 +240,14 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id())
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images())
+    consoles = Consoles(driver.console, conf.agent.console_host)
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles)
     agent_rpc.serve(transport, conf.host, host)
-    threads = host.start(conf.agent.workers)
+    threads = [*host.start(conf.agent.workers), consoles.start()]
 
     def close() -> None:
         host.close()
+        consoles.close()
         for thread in threads:
             thread.join(timeout=5)
         transport.close()

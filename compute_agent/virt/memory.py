@@ -172,6 +172,7 @@ class MemoryDriver(MemoryHost):
         with self._lock:
             if self.guests.pop(server, None) is not None:
                 self._write(server, None)
+                self._consoles.end(server)
         wait(after, QUIET)
 
     def console_output(self, server: str, limit: int) -> str:
@@ -180,25 +181,6 @@ class MemoryDriver(MemoryHost):
             text = self._guest(server).console
         return text.encode()[-limit:].decode(errors="replace") if limit > 0 else ""
 
-    def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
-        """The guest anew, off; its console goes on."""
-        old = self.guests.get(spec.server)
-        guest = self.guests[spec.server] = _made(spec, disk)
-        guest.made = spec.fence
-        if old is not None:
-            guest.boots, guest.console, guest.ignores_acpi = old.boots, old.console, old.ignores_acpi
-            guest.power_state = old.power_state
-        self._power(spec.server, guest, SHUTDOWN)
-        return guest
-
-
-def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
-    """A guest that is off. The image says by its property when no agent runs in its guests."""
-    image = spec.image
-    return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
-                 has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
-                 memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive)
-                self._consoles.end(server)
     def console(self, server: str, kind: str) -> socket.socket:
         self._begin("console", server)
         with self._lock:
@@ -223,19 +205,3 @@ def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
     return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
                  memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive)
-                self._consoles.end(server)
-    def console(self, server: str, kind: str) -> socket.socket:
-        self._begin("console", server)
-        with self._lock:
-            self._active(server)
-            return self._consoles.open(server, kind)
-
-    def _refuse_saved(self, server: str) -> None:
-        if self._guest(server).saved:
-            raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
-
-    def _interfaces_changed(self, server: str, guest: Guest, fence: int) -> DomainState:
-        guest.fence = fence
-        self._write(server, guest)
-        return state_of(server, guest)
-

@@ -45,6 +45,8 @@ THREADS = {
     "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
+    "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
+    "compute_agent/virt/memory_console.py": "a guest in memory answers on its console",
     "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
     "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",
     "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",

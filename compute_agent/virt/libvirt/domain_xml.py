@@ -31,6 +31,8 @@ PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family":
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
 
+#: The socket of the serial console, beside its log; short, as the path of a socket must be.
+SERIAL_SOCKET = "tty"
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -157,9 +159,7 @@ def _devices(devices: Element, domain: Domain) -> None:
         SubElement(drive, "readonly")
     if not (domain.rescue and domain.rescue.bus == "usb"):
         SubElement(devices, "controller", type="usb", model="none")
-    serial = SubElement(devices, "serial", type="pty")
-    SubElement(serial, "log", file=str(domain.console_log), append="on")
-    SubElement(serial, "target", port="0")
+    _consoles(devices, domain.console_log)
     channel = SubElement(devices, "channel", type="unix")
     SubElement(channel, "target", type="virtio", name=AGENT_CHANNEL)
     random = SubElement(devices, "rng", model="virtio")
@@ -175,6 +175,17 @@ def _disks(devices: Element, domain: Domain) -> None:
     elif not rescue.bus:
         _overlay(devices, rescue.disk, "vda")
         _overlay(devices, domain.disk, "vdb")
+def _consoles(devices: Element, log: Path) -> None:
+    """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come with it, on PS/2,
+    which every guest can read. What is written to the serial console goes to its log whoever else reads it."""
+    serial = SubElement(devices, "serial", type="unix")
+    SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKET)))
+    SubElement(serial, "log", file=str(log), append="on")
+    SubElement(serial, "target", port="0")
+    SubElement(SubElement(devices, "graphics", type="vnc"), "listen", type="none")
+    SubElement(SubElement(devices, "video"), "model", type="vga", vram="16384")
+
+
     else:
         name, controller = RESCUE_BUSES[rescue.bus]
         SubElement(_overlay(devices, domain.disk, "vda"), "boot", order="2")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import Any, TypeVar
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import RUNNING, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
-from compute_agent.virt.libvirt import diagnostics, guest_agent, host, images, power, snapshots
+from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.libvirt import consoles, diagnostics, guest_agent, host, images, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.guests import Guests
 from compute_agent.virt.libvirt.images import ImageCache
@@ -52,6 +53,8 @@ class LibvirtDriver:
             "hostname": hostname, "host_ip": host_ip, "reserved_memory_mb": reserved_memory_mb,
             "reserved_disk_gb": reserved_disk_gb}
         self._patience = patience
+        if virt_type != "test":
+            consoles.check_length(instances)
         self._images = ImageCache(self._state_dir / "images", image_ttl)
         self._libvirt = Connection(uri)
         self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
@@ -161,6 +164,12 @@ class LibvirtDriver:
         """Before a verb that is done at most once: libvirtd is there and the guest runs."""
         self._guests.folder(server)
         self._patiently(QUIET, lambda: power.find_active(self._libvirt, server))
+    def console(self, server: str, kind: str) -> socket.socket:
+        self._found_active(server)
+        if kind == VNC:
+            return self._libvirt.open_screen(server)
+        return consoles.open_serial(self._guests.folder(server))
+
 
     def _patiently(self, run: Run, work: Callable[[], Answer]) -> Answer:
         """Repeat while libvirtd is away: what became of the last try is seen by looking again."""
