@@ -2,8 +2,9 @@
 """One cloud on this machine: its folders, ports, secrets, configuration and processes.
 
 Used by deploy/commands/{up,down}.py and by tests/e2e. Several clouds can run side by side: each has its home
-(KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is written. ``kill("conductor")``
-is kill -9, after which the supervisor starts it again; ``stop`` keeps it down until ``start``.
+(KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is written, and in the kernel only
+what ``shut_down`` removes again. ``kill("conductor")`` is kill -9, after which the supervisor starts it again;
+``stop`` keeps it down until ``start``.
 """
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
-from deploy import supervise
-from deploy.broker import USER as BROKER_USER
+from deploy import processes, supervise
 from deploy.broker import Broker
 from deploy.environment import VENV
 from deploy.packages import ROOT
-from deploy.progress import Failure, wait
+from deploy.progress import Failure, run, wait
 from deploy.servers import answers
+from deploy.underlay import Underlay
 
 HOME = Path("/var/lib/kilonova-up")
-NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
-SERVICES = ("api", "conductor", "scheduler", "agent")
-PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing")
+PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata")
+MOST_HOSTS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,21 @@ class Ports:
     image: int = 9292
     api: int = 8774
     broker: int = 5682        # beside a RabbitMQ that may run on its usual ports
+    network: int = 9696       # over UDP, the hosts' tunnels
+    metadata: int = 8775
+    console: int = 6080
+    COUNT: ClassVar[int] = 9
 
     @classmethod
     def from_base(cls, base: int) -> Ports:
-        """Six ports in a row."""
-        return cls(base, base + 1, base + 2, base + 3)
+        """``COUNT`` ports in a row."""
+        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8)))
 
     def taken(self) -> dict[str, int]:
         """Every port with what it is for."""
         return {"identity": self.identity, "image": self.image, "api": self.api, "broker": self.broker,
-                "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2}
+                "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2,
+                "network": self.network, "metadata": self.metadata, "console": self.console}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class Cloud:
 
     ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the driver
     libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own broker and SQLite.
+    ``networks``: None is yes where there are guests to use them.
     """
 
     home: Path = HOME
@@ -71,11 +78,14 @@ class Cloud:
     database_url: str | None = None
     shelved_offload_time: int = 0
     reclaim_instance_interval: int = 0
+    networks: bool | None = None
 
     @classmethod
     def from_environment(cls) -> Cloud:
-        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_TRANSPORT_URL, KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
-        cloud = cls(home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(),
+        """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS, KILONOVA_TRANSPORT_URL,
+        KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
+        cloud = cls(home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(), hosts=_hosts(),
+                    networks=_networks(),
                     driver=os.environ.get("KILONOVA_DRIVER", "libvirt"),
                     broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
                     database_url=os.environ.get("KILONOVA_DATABASE_URL"))
@@ -108,6 +118,26 @@ class Cloud:
         return f"http://127.0.0.1:{self.ports.api}/v2.1"
 
     @property
+    def network_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.network}"
+
+    @property
+    def metadata_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.metadata}"
+
+    @property
+    def console_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.console}"
+
+    @property
+    def has_networks(self) -> bool:
+        return self.driver == "libvirt" if self.networks is None else self.networks
+
+    @property
+    def underlay(self) -> Underlay:
+        return Underlay(self.home, self.ports.identity)
+
+    @property
     def broker(self) -> Broker:
         """The own node; its password is made by ``prepare``."""
         return Broker(self.home / "broker", self.ports.broker, self.password("broker"))
@@ -132,7 +162,11 @@ class Cloud:
         return self.home / "data/identity.db"
 
     def libvirt_folder(self, number: int) -> Path:
-        return self.home / (f"libvirt-{number}" if number > 1 else "libvirt")
+        return self.home / processes.numbered("libvirt", number)
+
+    def network_folder(self, number: int) -> Path:
+        """What a host's part of the network service remembers."""
+        return self.home / processes.numbered("network-host", number)
 
     # --- made once ---
     def prepare(self) -> None:
@@ -154,7 +188,7 @@ class Cloud:
 
     def _config_text(self, host: str, number: int) -> str:
         from deploy.libvirtd import uri
-        state = self.home / "state" if number == 1 else self.home / f"state-{number}"
+        state = self.home / processes.numbered("state", number)
         state.mkdir(mode=0o700, exist_ok=True)
         self.libvirt_folder(number).mkdir(exist_ok=True)
         database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
@@ -166,6 +200,8 @@ class Cloud:
             "api": {"host": "127.0.0.1", "port": self.ports.api},
             "agent": {"driver": self.driver, "libvirt_uri": uri(self.libvirt_folder(number))},
             "identity": {"auth_url": self.identity_url, "password": self.password("kilonova")},
+            "metadata": {"port": self.ports.metadata, "proxy_shared_secret": self.password("metadata")},
+            "console": {"port": self.ports.console, "public_url": self.console_url},
         }
         head = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
         return head + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
@@ -183,33 +219,9 @@ class Cloud:
     # --- processes ---
     def programs(self) -> list[supervise.Program]:
         """All processes in the order of their start."""
-        made = []
-        if self.broker_url is None:
-            made += [self._program("epmd", self.broker.mapper_command(), self.broker.environment, BROKER_USER),
-                     self._program("rabbitmq", self.broker.command(), self.broker.environment, BROKER_USER)]
-        if self.driver == "libvirt":
-            made += [self._program(_numbered("libvirtd", number), [
-                sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(self.libvirt_folder(number))])
-                for number, _ in enumerate(self.hosts, 1)]
-        python = str(VENV / "bin/python")
-        made += [
-            self._program("identity", [python, "-m", "deploy.standalone.identity", "serve", "--bind",
-                                       f"127.0.0.1:{self.ports.identity}", "--db", str(self.identity_db)]),
-            self._program("image", [python, "-m", "deploy.standalone.image", "serve", "--bind",
-                                    f"127.0.0.1:{self.ports.image}", "--data", str(self.home / "image"), "--auth-url",
-                                    self.identity_url, "--password-file", str(self.secret("kilonova"))])]
-        made += [self._program(name, [str(VENV / f"bin/kilonova-{name}")], self._environment(None))
-                 for name in SERVICES]
-        made += [self._program(_numbered("agent", number), [str(VENV / "bin/kilonova-agent")], self._environment(host))
-                 for number, host in enumerate(self.hosts, 1) if number > 1]
-        return made
+        return processes.programs(self)
 
-    def _program(self, name: str, command: list[str], env: dict[str, str] | None = None,
-                 user: str | None = None) -> supervise.Program:
-        cwd = self.broker.folder if user else ROOT
-        return supervise.Program(name, command, str(self.log(name)), str(cwd), env or self._environment(None), user)
-
-    def _environment(self, host: str | None) -> dict[str, str]:
+    def environment(self, host: str | None = None) -> dict[str, str]:
         """Only what the processes need: no proxy, for everything that they call is on this machine."""
         return {"PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8",
                 "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(self.config(host))}
@@ -219,8 +231,10 @@ class Cloud:
         for marker in self.run.glob("*.down"):
             marker.unlink()
         programs = self.programs()
+        if self.has_networks and self.driver == "libvirt":
+            self.underlay.make(len(self.hosts))
         if self.supervisor() is None:
-            supervise.write(self.run, [program for program in programs if program.name.startswith(NEIGHBOURS)])
+            supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
             self._start_supervisor()
             self._await_broker()
         if supervise.read(self.run) != programs:
@@ -234,7 +248,7 @@ class Cloud:
         with self.log("supervise").open("ab") as log:
             subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(self.run)], cwd=ROOT,
                              start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                             env=self._environment(None))
+                             env=self.environment())
         wait(lambda: self.supervisor() is not None, 10, "The supervisor does not start",
              lambda: self.advice("supervise"))
 
@@ -282,14 +296,18 @@ class Cloud:
         return self.start(name)
 
     def shut_down(self, seconds: float = 120) -> bool:
-        """Stop everything; False when nothing ran."""
+        """Stop everything, and remove what it made in the kernel, also when it was killed before; False when nothing
+        ran."""
         pid = self.supervisor()
-        if pid is None:
-            return False
-        os.kill(pid, signal.SIGTERM)
-        wait(lambda: self.supervisor() is None, seconds, "The processes do not stop",
-             f"See {self.log('supervise')}; kill process {pid} by hand.")
-        return True
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            wait(lambda: self.supervisor() is None, seconds, "The processes do not stop",
+                 f"See {self.log('supervise')}; kill process {pid} by hand.")
+        for number in range(1, MOST_HOSTS + 1):
+            if self.network_folder(number).exists():
+                run(processes.cleaning(self, number), "Run ./deploy/down again.", log=self.log("network-host-clean"))
+        self.underlay.remove()
+        return pid is not None
 
     def purge(self) -> None:
         """Remove the home with all data.
@@ -343,5 +361,18 @@ def http_answers(url: str) -> bool:
     return True
 
 
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}-{number}"
+
+def _networks() -> bool | None:
+    """What KILONOVA_NETWORKS says; None when it is not set."""
+    said = os.environ.get("KILONOVA_NETWORKS")
+    if said not in (None, "yes", "no"):
+        raise Failure(f"KILONOVA_NETWORKS is {said!r}.", "Say yes or no, or leave it away.")
+    return None if said is None else said == "yes"
+
+
+def _hosts() -> tuple[str, ...]:
+    """This machine, and with KILONOVA_HOSTS=2 one more host on it, and so on."""
+    number, name = os.environ.get("KILONOVA_HOSTS", "1"), socket.gethostname()
+    if number not in map(str, range(1, MOST_HOSTS + 1)):
+        raise Failure(f"KILONOVA_HOSTS is {number!r}.", f"Give a number from 1 to {MOST_HOSTS}.")
+    return tuple(processes.numbered(name, one) for one in range(1, int(number) + 1))

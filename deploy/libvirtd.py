@@ -4,8 +4,9 @@
 Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect to, ``stop``
 ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it gets a mount namespace
 in which they are folders of ``state_dir``; and a PID namespace whose first process reaps the dead (libvirt
-waits for QEMU to vanish) and starts a daemon that died again. ``state_dir`` must be short: sockets live below
-it. Must stay true: nothing outside ``state_dir`` is written, and no process survives ``stop``.
+waits for QEMU to vanish) and starts a daemon that died again. ``serve`` may also be given a network namespace, in
+which the guests' devices then appear. ``state_dir`` must be short: sockets live below it. Must stay true: nothing
+outside ``state_dir`` is written, and no process survives ``stop``.
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ FOLDERS = {"/run/libvirt": "run", "/var/lib/libvirt": "lib", "/etc/libvirt": "et
 #: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
 DAEMONS = ("virtlogd", "libvirtd")
 PACKAGES = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
-CLONE_NEWNS, CLONE_NEWPID, PR_SET_PDEATHSIG = 0x00020000, 0x20000000, 1
+CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x20000000, 0x40000000, 1
 LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
 
 
@@ -94,18 +95,21 @@ def is_running(state_dir: str | Path) -> bool:
     return False
 
 
-def serve(state_dir: Path) -> int:
-    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests."""
+def serve(state_dir: Path, network: Path | None = None) -> int:
+    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``network`` is the file of
+    the network namespace to run in."""
     with (state_dir / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         configure(state_dir)
+        if network is not None:
+            _enter(network)
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir))
+            os._exit(_first_process(state_dir, own_network=network is not None))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -126,11 +130,13 @@ def configure(state_dir: Path) -> None:
             path.write_text(text)
 
 
-def _first_process(state_dir: Path) -> int:
+def _first_process(state_dir: Path, own_network: bool = False) -> int:
     """Process 1 of the namespace: mounts, daemons, and reaping until told to stop."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
     _mount("-t", "proc", "proc", "/proc")
+    if own_network:
+        _mount("-t", "sysfs", "sysfs", "/sys")      # it shows the devices of the namespace that mounted it
     for theirs, ours in FOLDERS.items():
         Path(theirs).mkdir(parents=True, exist_ok=True)
         _mount("--bind", str(state_dir / ours), theirs)
@@ -168,6 +174,16 @@ def _unshare(flags: int) -> None:
         )
 
 
+def _enter(network: Path) -> None:
+    try:
+        with network.open("rb") as file:
+            left = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET)
+    except FileNotFoundError as problem:
+        raise Failed(f"there is no network namespace {network}: run ./deploy/up again") from problem
+    if left != 0:
+        raise Failed(f"{network} cannot be entered: {os.strerror(ctypes.get_errno())}; run as root")
+
+
 def _signal(pid: int, number: int) -> None:
     """Only to the process that serves: a recycled number is left alone."""
     try:
@@ -202,8 +218,10 @@ def main(arguments: list[str]) -> int:
             stop(folder)
         case ["serve", folder]:
             return serve(Path(folder).resolve())
+        case ["serve", folder, network]:
+            return serve(Path(folder).resolve(), Path(network))
         case _:
-            print("usage: libvirtd start|stop|serve STATE_DIR", file=sys.stderr)
+            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE]", file=sys.stderr)
             return 2
     return 0
 

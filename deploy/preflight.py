@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at before anything is changed: root, system, disk, memory, ports, neighbours, proxy.
+"""What is looked at before anything is changed: root, system, kernel, disk, memory, ports, neighbours, proxy.
 
 Used by deploy/commands/up.py. ``check`` raises what must be put right first and returns notes on what was
 found and will be left alone.
@@ -10,13 +10,20 @@ import os
 import platform
 import shutil
 import subprocess
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from deploy.cloud import Cloud
 from deploy.progress import Failure
 from deploy.servers import answers
+from deploy.underlay import FILTER, complaint
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 60
+#: What networks need of the kernel, each tried in a network namespace that lasts as long as the command.
+TRIED = ("ip link add probe type bridge", "ip link add probe type veth peer name other",
+         "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1", "ip tuntap add probe mode tap",
+         "nft add table inet probe", "nft add table bridge probe")
+WITHOUT = "or set KILONOVA_NETWORKS=no for a cloud whose servers have no networks."
 FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
 
 
@@ -28,7 +35,7 @@ def check(cloud: Cloud) -> str:
     """
     _machine(os.geteuid())
     _space(cloud)
-    notes = []
+    notes = _networks(cloud) if cloud.has_networks and cloud.driver == "libvirt" else []
     if cloud.supervisor() is not None:
         notes.append("this cloud runs already")
     else:
@@ -66,13 +73,42 @@ def _space(cloud: Cloud) -> None:
                       "Stop other programs, or take a larger machine.")
 
 
+def _networks(cloud: Cloud) -> list[str]:
+    """Programs that are not installed yet are not asked; the step that uses them will say."""
+    if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
+        raise Failure(f"The kernel has no br_netfilter, which security groups need: {said}",
+                      f"Load it ('modprobe br_netfilter', in a container on its host), {WITHOUT}")
+    if not Path("/dev/net/tun").exists():
+        raise Failure("There is no /dev/net/tun, which guests' interfaces need.",
+                      f"Load it ('modprobe tun'); give it to a container, {WITHOUT}")
+    for command in TRIED:
+        if shutil.which(command.split()[0], path="/usr/sbin:/sbin") and (
+                said := complaint(["unshare", "--net", *command.split()])):
+            raise Failure(f"Networks cannot be made here: '{command}' says: {said}",
+                          f"Run this where root may use the kernel's networking (in a container --privileged), "
+                          f"{WITHOUT}")
+    return [f"{cloud.underlay.external} leads into this cloud from now on, instead of: {route}"
+            for route in _routes(cloud.underlay.external)]
+
+
+def _routes(external: IPv4Network) -> list[str]:
+    """Those of other networks that these addresses belong to now."""
+    if shutil.which("ip") is None:
+        return []
+    said = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    routes = [line.strip() for line in said.stdout.splitlines() if line[:1].isdigit()]
+    networks = [(IPv4Network(route.split()[0], strict=False), route) for route in routes]
+    return [route for network, route in networks if network != external and network.overlaps(external)]
+
+
 def _ports(cloud: Cloud) -> None:
     taken = {name: port for name, port in cloud.ports.taken().items()
              if answers(port) and not (cloud.broker_url and name.startswith("broker"))}
     if taken:
         listed = ", ".join(f"{port} ({name})" for name, port in taken.items())
         raise Failure(f"Other programs listen on ports that are needed: {listed}.",
-                      "See who with 'ss -ltnp'; stop it, or set KILONOVA_PORT_BASE to the first of six free ports.")
+                      "See who with 'ss -ltnp'; stop it, or set KILONOVA_PORT_BASE to the first of "
+                      f"{cloud.ports.COUNT} free ports.")
 
 
 def _neighbours(cloud: Cloud) -> list[str]:

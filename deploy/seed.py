@@ -62,12 +62,12 @@ class Seed:
             found = {service.host for service in self.admin.compute.services(binary="nova-compute")
                      if service.state == "up" and (service.updated_at or "") >= self.launched}
             return wanted <= found
-        wait(self._patiently(up), 90, f"The agent of {', '.join(sorted(wanted))} does not count as up",
+        wait(self.patiently(up), 90, f"The agent of {', '.join(sorted(wanted))} does not count as up",
              lambda: self.cloud.advice("agent"))
         return f"{', '.join(sorted(wanted))} up"
 
     @staticmethod
-    def _patiently(question: Callable[[], bool]) -> Callable[[], bool]:
+    def patiently(question: Callable[[], bool]) -> Callable[[], bool]:
         """A service that is just starting may refuse the first calls."""
         def ask() -> bool:
             try:
@@ -113,15 +113,15 @@ class Seed:
                                    visibility="public", wait=True, timeout=120)
         return f"{IMAGE} ({made.id}), {path.stat().st_size / 2 ** 20:.0f} MiB"
 
-    def server(self) -> str:
-        """The first server, as the user demo; waits until it is ACTIVE."""
+    def server(self, **wanted: Any) -> str:
+        """The first server, as the user demo, with what else is wanted of it; waits until it is ACTIVE."""
         compute = self.demo.compute
         server = next((one for one in compute.servers(name=f"^{SERVER}$")), None)
         if server is None:
             flavor = compute.find_flavor("m1.nano", ignore_missing=False)
             image = next(iter(self.demo.image.images(name=IMAGE, status="active", sort="created_at:desc")))
-            server = compute.create_server(name=SERVER, flavor_id=flavor.id, image_id=image.id, networks="none",
-                                           config_drive=True, user_data=base64.b64encode(HELLO).decode())
+            server = compute.create_server(name=SERVER, flavor_id=flavor.id, image_id=image.id,
+                                           user_data=base64.b64encode(HELLO).decode(), **wanted)
         elif server.status == "SHUTOFF":
             compute.start_server(server)
         try:
@@ -134,9 +134,13 @@ class Seed:
                           f"openstack --os-cloud kilonova server delete {SERVER}") from problem
         return f"{SERVER} ({server.id}) is {server.status}"
 
+    def first(self) -> Any:
+        """The first server as the API shows it now."""
+        return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
+
     def console(self) -> str:
         """What the guest says, once it is ready."""
-        server = next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
+        server = self.first()
         deadline, text = time.monotonic() + 120, ""
         while READY not in text:
             if time.monotonic() > deadline:

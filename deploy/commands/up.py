@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/up``: from an empty Debian 12 to a running guest, in fourteen steps that may be repeated.
+"""``./deploy/up``: from an empty Debian 12 to a running guest, in seventeen steps that may be repeated.
 
 The first three run on the system's Python and make the virtual environment; the rest runs in it. What to set
 in the environment is said by ``Cloud.from_environment``. Nothing is asked.
@@ -23,7 +23,7 @@ from deploy.progress import Failure, main, run, say, steps
 if TYPE_CHECKING:       # it needs the virtual environment, which the first steps make
     from deploy.seed import Seed
 
-TOTAL, CONTINUED = 14, "--continued"
+TOTAL, CONTINUED = 17, "--continued"
 Step = tuple[str, Callable[[], str | None]]
 
 
@@ -40,9 +40,11 @@ def begin(cloud: Cloud) -> int:
 
 
 def go_on(cloud: Cloud) -> int:
-    """Steps 4 to 14."""
+    """Steps 4 to 17."""
+    from deploy.connectivity import Connectivity
     from deploy.seed import Seed
     seed = Seed(cloud)
+    reach = Connectivity(seed)
     table: list[Step] = [
         ("Folders, secrets and configuration", lambda: prepare(cloud)),
         ("Database", lambda: upgrade(cloud)),
@@ -53,17 +55,21 @@ def go_on(cloud: Cloud) -> int:
         ("Flavors", seed.flavors),
         ("User and project", seed.tenant),
         ("Tiny image", seed.image),
-        ("First server, through the public API", seed.server),
+        ("Networks", reach.networks),
+        ("Key pair and security rules", reach.access),
+        ("First server, through the public API", lambda: seed.server(**reach.wanted())),
         ("What the guest says", seed.console),
+        ("Floating address and ssh", reach.login),
     ]
-    steps(table, first=4)
+    steps(table, first=4, total=TOTAL)
     say(f"""
 It works. How to go on:
   export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
-  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1
-  openstack --os-cloud kilonova server list
-  openstack --os-cloud kilonova server create --flavor m1.nano --image tiny --nic none --wait second
-  openstack --os-cloud kilonova-admin compute service list
+  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1 OS_CLOUD=kilonova
+  openstack server list
+  openstack server create --image tiny --flavor m1.nano {reach.options} vm1
+  openstack console url show first
+  openstack --os-cloud kilonova-admin compute service list{reach.line}
 Logs are in {cloud.home}/log; stop everything with ./deploy/down""")
     return 0
 
@@ -79,7 +85,8 @@ def upgrade(cloud: Cloud) -> str:
 
 
 def bootstrap(cloud: Cloud) -> None:
-    endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url}
+    endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url,
+                 **({"network": cloud.network_url} if cloud.has_networks else {})}
     command: list[str | Path] = [VENV / "bin/python", "-m", "deploy.standalone.identity", "bootstrap",
                                  "--db", cloud.identity_db, "--admin-password-file", cloud.secret("admin"),
                                  "--service-password-file", cloud.secret("kilonova")]
@@ -98,9 +105,12 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 
 def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
-    for name, url in (("identity", cloud.identity_url), ("image", cloud.image_url), ("api", cloud.api_url + "/")):
-        cloud.await_http(name, url)
-    return f"identity, image and compute API after {time.monotonic() - began:.1f} s"
+    asked = {"identity": cloud.identity_url, "image": cloud.image_url, "network": cloud.network_url,
+             "api": cloud.api_url + "/", "metadata": cloud.metadata_url, "console": cloud.console_url}
+    names = [program.name for program in cloud.programs() if program.name in asked]
+    for name in names:
+        cloud.await_http(name, asked[name])
+    return f"{', '.join(names)} after {time.monotonic() - began:.1f} s"
 
 
 def command(arguments: list[str]) -> int:

@@ -198,7 +198,7 @@ def main() -> int:
             connection.exec_driver_sql("CREATE DATABASE bench CHARACTER SET utf8mb4")
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         names = tuple(f"h{number}" for number in range(1, HOSTS + 1))
-        cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(6)), names,
+        cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(Ports.COUNT)), names,
                       "memory", broker, bench_url.render_as_string(hide_password=False))
         bench = Bench(cloud, servers, database)
         say(f"Machine: {machine()}")

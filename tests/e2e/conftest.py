@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cloud import Ports
 from deploy.commands import up
 from deploy.servers import free_ports
 from tests.e2e.live import Live, Rest, await_true
@@ -47,7 +48,8 @@ def first_up() -> Iterator[First]:
     if os.geteuid() != 0:
         pytest.skip("needs root; run: ./deploy/test e2e")
     given = os.environ.get("KILONOVA_HOME")
-    live = Live(Path(given), int(os.environ["KILONOVA_PORT_BASE"])) if given else Live(new_home(), free_ports(6))
+    place = (Path(given), int(os.environ["KILONOVA_PORT_BASE"])) if given else (new_home(), free_ports(Ports.COUNT))
+    live = Live(*place)
     said = live.up()
     try:
         if said.returncode != 0:
@@ -71,7 +73,7 @@ def without_guests(**facts: int) -> Iterator[Live]:
     """A cloud on two hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
     if os.geteuid() != 0:
         pytest.skip("needs root; run: ./deploy/test e2e")
-    live = Live(new_home(), free_ports(6), hosts=("one", "two"), driver="memory", **facts)
+    live = Live(new_home(), free_ports(Ports.COUNT), hosts=("one", "two"), driver="memory", **facts)
     try:
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(live.cloud)

@@ -145,7 +145,7 @@ class Rest:
 
 
 class Live:
-    """One cloud with its own home and six ports from ``base`` on; ``facts`` are further ones of ``Cloud``."""
+    """One cloud with its own home and ports from ``base`` on; ``facts`` are further ones of ``Cloud``."""
 
     def __init__(self, home: Path, base: int, **facts: Any) -> None:
         self.home, self.base = home, base

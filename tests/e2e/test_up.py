@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deploy.cloud import Ports
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
 from tests.e2e.live import PROGRAMS, Live, await_true
@@ -25,7 +26,7 @@ def elsewhere() -> Iterator[Live]:
     """A cloud that does not exist, and must not begin to."""
     home = new_home()
     home.rmdir()
-    yield Live(home, free_ports(6))
+    yield Live(home, free_ports(Ports.COUNT))
     assert not home.exists()
 
 
@@ -119,7 +120,7 @@ def test_purge_wants_the_home_of_a_cloud(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter").write_text("dear")
-    ran = Live(mine, free_ports(6)).down("--purge")
+    ran = Live(mine, free_ports(Ports.COUNT)).down("--purge")
     assert ran.returncode == 1
     assert "nothing is removed" in ran.stderr
     assert (mine / "letter").read_text() == "dear"

@@ -19,7 +19,7 @@ from deploy.servers import free_ports
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Cloud:
-    return Cloud(tmp_path / "home", Ports.from_base(free_ports(6)))
+    return Cloud(tmp_path / "home", Ports.from_base(free_ports(Ports.COUNT)))
 
 
 def test_taken_port_is_named_with_what_it_is_for(cloud: Cloud) -> None:

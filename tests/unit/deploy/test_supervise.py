@@ -120,7 +120,7 @@ def test_second_supervisor_of_a_folder_is_refused(cloud: Cloud) -> None:
 
 def test_two_clouds_share_no_port() -> None:
     first, second = Ports().taken(), Ports.from_base(25300).taken()
-    assert len({*first.values(), *second.values()}) == 12
+    assert len({*first.values(), *second.values()}) == 2 * Ports.COUNT
 
 
 def test_only_the_home_of_a_cloud_is_purged(tmp_path: Path) -> None:
