@@ -7,11 +7,12 @@ reaches for a global.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from common.clients.image import Image
+from common.models import Interface
 from common.store.engine import Store
 from common.vault import Vault
 from compute_api.creating import Creator
@@ -38,6 +39,30 @@ class Images(Protocol):
         """Where the image is."""
 
 
+class Networks(Protocol):
+    """Reads the network service with the caller's token; records are as the service tells them. Raises Unavailable when
+    it does not answer, NotFound, Forbidden, Conflict and BadRequest when it refuses."""
+
+    def has_service(self) -> bool: ...
+
+    def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Those with these ids; without ids the project's own and the shared ones."""
+
+    def subnets(self, token: str, network_ids: Sequence[str]) -> list[dict[str, Any]]: ...
+
+    def ports(self, token: str, **filters: Any) -> list[dict[str, Any]]: ...
+
+    def port(self, token: str, port_id: str) -> dict[str, Any]: ...
+
+    def ports_left(self, token: str, project_id: str) -> int:
+        """How many more the project may have; -1: no limit."""
+
+    def security_groups(self, token: str, project_id: str) -> list[dict[str, Any]]:
+        """The project's: id and name."""
+
+    def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
+
+
 @dataclass(frozen=True)
 class Settings:
     """The options that handlers need. answer_patience: seconds that an answer waits for a step; reclaim_interval:
@@ -61,7 +86,8 @@ class Settings:
 class Services:
     """Everything outside the API that it calls, and what its requests share.
 
-    vault: seals passwords; None in a cloud without a key. creator: the one door for new servers. query_slots: how many
+    vault: seals passwords; None in a cloud without a key. networks: None where there is no network service, and so no
+    server has an interface. creator: the one door for new servers. query_slots: how many
     requests may wait for a host at a time, a quarter of the threads, so that silent hosts cannot stop the API.
     wait_slots: how many may wait for a step of their action, as many.
     """
@@ -72,6 +98,7 @@ class Services:
     images: Images
     settings: Settings = field(default_factory=Settings)
     vault: Vault | None = None
+    networks: Networks | None = None
     creator: Creator = field(init=False)
     query_slots: threading.BoundedSemaphore = field(init=False)
     wait_slots: threading.BoundedSemaphore = field(init=False)

@@ -5,8 +5,9 @@ Read what the request names (flavor, key, group, hosts; the image with the user'
 then hand the rows to ``creating``, which commits them, and ring. Nothing is written before everything was read,
 and nothing outside the database happens before the commit.
 
-What the cloud does not have yet is refused by the name of its field: networks and ports, volumes, trusted image
-certificates. Personality files (up to 2.56) travel on the config drive, which such a server always gets.
+What the cloud does not have yet is refused by the name of its field: volumes, trusted image certificates. What is said
+of networks is a story of its own, in ``server_networks``. Personality files (up to 2.56) travel on the config drive,
+which such a server always gets.
 With an Idempotency-Key the same request may be sent again: it answers as it did the first time, and nothing
 is made twice; with another body it is a 409.
 """
@@ -28,6 +29,7 @@ from common.wire import to_wire
 from compute_api import passwords
 from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
+from compute_api.resources import server_networks
 from compute_api.resources import server_parts as parts
 from compute_api.resources.servers import zones
 from compute_api.validation import truth
@@ -108,7 +110,6 @@ def _password(body: dict[str, Any], key: str | None) -> Password:
 def _understood(request: Request, body: dict[str, Any]) -> Order:
     """Everything that can be wrong with a create is found here."""
     least, most = parts.counts(body)
-    parts.refuse_networks(body)
     parts.refuse_unsupported(body)
     image_id = parts.boot_image(body)
     files = parts.personality(body, request.services.settings.quota)
@@ -121,6 +122,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     parts.check_signature(body, image)
     if flavor.root_gb == 0:
         request.require(_API + "servers:create:zero_disk_flavor")
+    interfaces = server_networks.chosen(request, body, least, most)
     config_drive = truth(body.get("config_drive", False)) or bool(files) \
         or image.ref.properties.get("img_config_drive") == "mandatory"
     columns = {
@@ -130,15 +132,16 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "key_name": key.name if key else None, "key_data": key.public_key if key else None,
         "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
-        "security_groups": parts.security_groups(body),
+        "security_groups": interfaces.groups, "interfaces": interfaces.interfaces or None,
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
         "availability_zone": None, "pinned_availability_zone": zone}
-    args: dict[str, Any] = {"zone": zone, "host": host}
+    args: dict[str, Any] = {"zone": zone, "host": host, **interfaces.args}
     if files:
         args["files"] = files
-    return Order(body["name"].strip(), flavor, image, least, most, body.get("hostname"), columns, args, group)
+    return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns, args,
+                 group)
 
 
 def _destination(request: Request, body: dict[str, Any]) -> tuple[str | None, str | None]:

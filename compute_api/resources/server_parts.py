@@ -28,7 +28,7 @@ def counts(body: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def refuse_networks(body: Mapping[str, Any]) -> None:
-    """Servers have no interfaces yet: nothing, "none" and "auto" all mean that."""
+    """Without a network service servers have no interfaces: nothing, "none" and "auto" all mean that."""
     networks = body.get("networks")
     if isinstance(networks, list) and networks:
         raise errors.BadRequest("networks: this cloud has no network service; leave networks out, or ask for "

@@ -20,6 +20,7 @@ from common.store.engine import Store, now
 from common.vault import Vault
 from compute_api import app
 from compute_api.dependencies import Services, Settings
+from tests.api.networks import Networks
 
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 PROJECT, OTHER = "p" * 32, "q" * 32
@@ -73,7 +74,7 @@ class Images:
 
 #: token -> user, project, roles
 TOKENS = {"user": ("u1", PROJECT, "member,reader"), "admin": ("a1", "admins", "admin"),
-          "reader": ("u2", PROJECT, "reader"),
+          "reader": ("u2", PROJECT, "reader"), "service": ("k1", "services", "service"),
           "stranger": ("u3", OTHER, "member"), "manager": ("u4", PROJECT, "manager"), "nobody": ("u5", PROJECT, "")}
 
 
@@ -94,12 +95,12 @@ class Callers:
 class Cloud:
     """The application and everything around it, with shortcuts for requests."""
 
-    def __init__(self, url: str, secret_key: str = "", **settings: Any) -> None:
+    def __init__(self, url: str, secret_key: str = "", networks: Networks | None = None, **settings: Any) -> None:
         self.store = Store(url)
         self.bell, self.agents, self.images = Bell(), Agents(), Images()
         self.vault = Vault(secret_key) if secret_key else None
         self.services = Services(self.store, self.bell, self.agents, self.images,
-                                 Settings(**{"answer_patience": 0, **settings}), self.vault)
+                                 Settings(**{"answer_patience": 0, **settings}), self.vault, networks)
         self.client = falcon.testing.TestClient(Callers(app.create(self.services)))
 
     def furnish(self) -> None:
@@ -179,6 +180,19 @@ def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]
     yield make
     for cloud in made:
         cloud.store.close()
+
+
+@pytest.fixture
+def networks() -> Networks:
+    """An empty network service, which admins and services see all of."""
+    return Networks({token: None if roles in ("admin", "service") else project
+                     for token, (_, project, roles) in TOKENS.items()})
+
+
+@pytest.fixture
+def wired(make_cloud: Callable[..., Cloud], networks: Networks) -> Cloud:
+    """A cloud with that network service."""
+    return make_cloud(networks=networks)
 
 
 @pytest.fixture

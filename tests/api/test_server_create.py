@@ -46,7 +46,7 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
     assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (
         "create", "create", "due", 1, row.id)
     assert action.request_id == answer.headers["X-Compute-Request-Id"]
-    assert action.args == {"zone": None, "host": None}
+    assert action.args == {"zone": None, "host": None, "networks": []}
     assert cloud.bell.rung == 1
 
 
@@ -193,7 +193,8 @@ def test_an_admin_may_name_the_host(cloud: Cloud) -> None:
     assert [by_zone.status_code, by_host.status_code, by_node.status_code] == [202, 202, 202]
     args = {action.server_id: action.args for action in cloud.rows(schema.actions)}
     assert [args[answer.json["server"]["id"]] for answer in (by_zone, by_host, by_node)] == [
-        {"zone": "nova", "host": "host2"}, {"zone": None, "host": "host2"}, {"zone": None, "host": "host1"}]
+        {"zone": zone, "host": host, "networks": []}
+        for zone, host in (("nova", "host2"), (None, "host2"), (None, "host1"))]
 
 
 @pytest.mark.parametrize(("change", "text"), [

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network service in memory, with the methods of the network client that the API uses.
+
+Like the real one it shows a token only what is its project's or shared, and admins everything. A test puts networks,
+ports and groups into it with ``add_network`` and the like; ``down`` makes it silent, ``asked`` counts questions.
+"""
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from common import errors, ids
+from common.clients.network import interface_of
+from common.models import Interface
+
+JSON = dict[str, Any]
+_OF_LISTS = {"fixed_ips": lambda port, text: text.partition("=")[2] in [ip["ip_address"] for ip in port["fixed_ips"]]}
+
+
+class Networks:
+    """``projects``: token -> project, None for one that sees all."""
+
+    def __init__(self, projects: dict[str, str | None]) -> None:
+        self.projects = projects
+        self.down, self.there, self.limit = False, True, -1
+        self.asked: Counter[str] = Counter()
+        self.networks_by_id: dict[str, JSON] = {}
+        self.subnets_by_id: dict[str, JSON] = {}
+        self.ports_by_id: dict[str, JSON] = {}
+        self.groups: list[JSON] = []
+        self.floating_ips: list[JSON] = []
+
+    # --- what a test puts in ---
+    def add_network(self, name: str, project_id: str, cidr: str | None = "10.0.0.0/24", *, shared: bool = False,
+                    external: bool = False) -> str:
+        """A network with one subnet; without a cidr none."""
+        network_id, subnet_id = ids.new(), ids.new()
+        self.networks_by_id[network_id] = {
+            "id": network_id, "name": name, "project_id": project_id, "tenant_id": project_id, "shared": shared,
+            "router:external": external, "subnets": [subnet_id] if cidr else [], "mtu": 1450, "admin_state_up": True,
+            "port_security_enabled": True}
+        if cidr:
+            self.subnets_by_id[subnet_id] = {
+                "id": subnet_id, "network_id": network_id, "project_id": project_id, "cidr": cidr, "enable_dhcp": True,
+                "gateway_ip": str(next(ipaddress.ip_network(cidr).hosts())), "dns_nameservers": [], "host_routes": []}
+        return network_id
+
+    def add_port(self, network_id: str, project_id: str, address: str | None = None, **more: Any) -> str:
+        """A port with one address; with "" none."""
+        [subnet] = [one for one in self.subnets_by_id.values() if one["network_id"] == network_id] or [None]
+        fixed = [] if subnet is None or address == "" else [{"subnet_id": subnet["id"], "ip_address": address or str(
+            ipaddress.ip_network(subnet["cidr"])[len(self.ports_by_id) + 10])}]
+        port_id = ids.new()
+        self.ports_by_id[port_id] = {
+            "id": port_id, "network_id": network_id, "project_id": project_id, "tenant_id": project_id, "device_id": "",
+            "device_owner": "", "mac_address": f"fa:16:3e:00:00:{len(self.ports_by_id):02x}", "fixed_ips": fixed,
+            "status": "DOWN", "security_groups": [], **more}
+        return port_id
+
+    def add_group(self, name: str, project_id: str, *rules: JSON) -> str:
+        """A security group."""
+        self.groups.append({"id": ids.new(), "name": name, "project_id": project_id, "tenant_id": project_id,
+                            "description": f"the group {name}", "security_group_rules": list(rules)})
+        return str(self.groups[-1]["id"])
+
+    # --- what the API asks ---
+    def has_service(self) -> bool:
+        """As the client's."""
+        return self.there
+
+    def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JSON]:
+        """As the client's."""
+        seen = self._seen("networks", token, self.networks_by_id.values(), shared=True)
+        if ids:
+            return [one for one in seen if one["id"] in ids]
+        return [one for one in seen if one["shared"] or one["project_id"] == project_id]
+
+    def subnets(self, token: str, network_ids: Sequence[str]) -> list[JSON]:
+        """As the client's."""
+        visible = {one["id"] for one in self._seen("networks", token, self.networks_by_id.values(), shared=True)}
+        return [one for one in self.subnets_by_id.values() if one["network_id"] in visible.intersection(network_ids)]
+
+    def ports(self, token: str, **filters: Any) -> list[JSON]:
+        """As the client's."""
+        return [port for port in self._seen("ports", token, self.ports_by_id.values())
+                if all(self._fits(port, name, value) for name, value in filters.items() if name != "fields")]
+
+    def _fits(self, port: JSON, name: str, value: Any) -> bool:
+        if name in _OF_LISTS:
+            return bool(_OF_LISTS[name](port, value))
+        return port[name] in value if isinstance(value, list) else bool(port[name] == value)
+
+    def port(self, token: str, port_id: str) -> JSON:
+        """As the client's."""
+        found = self.ports(token, id=[port_id])
+        if not found:
+            raise errors.NotFound(f"The network service says: Port {port_id} could not be found.")
+        return found[0]
+
+    def ports_left(self, token: str, project_id: str) -> int:
+        """As the client's."""
+        used = [port for port in self._seen("quotas", token, self.ports_by_id.values())
+                if port["project_id"] == project_id]
+        return -1 if self.limit < 0 else max(0, self.limit - len(used))
+
+    def security_groups(self, token: str, project_id: str) -> list[JSON]:
+        """As the client's."""
+        return [{"id": group["id"], "name": group["name"]} for group in self._seen("groups", token, self.groups)
+                if group["project_id"] == project_id]
+
+    def interfaces(self, token: str, server_id: str) -> list[Interface]:
+        """As the client's."""
+        floating: dict[str, dict[str, list[str]]] = {}
+        for one in self.floating_ips:
+            floating.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
+                one["floating_ip_address"])
+        return [interface_of(port, self.networks_by_id, self.subnets_by_id, floating=floating.get(port["id"]))
+                for port in self.ports(token, device_id=server_id)]
+
+    def _seen(self, noun: str, token: str, rows: Any, shared: bool = False) -> list[JSON]:
+        self.asked[noun] += 1
+        if self.down:
+            raise errors.Unavailable("The network service does not answer; try again later.")
+        project = self.projects[token]
+        return [row for row in rows if project in (None, row["project_id"])
+                or shared and (row["shared"] or row["router:external"])]
