@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Console tokens on every database: used once, by one, while the guest is there; old ones go."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors
+from common.clock import SECOND
+from common.store import console_tokens, guests, schema, upgrades
+from common.store.engine import Store, now
+
+SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b12"
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    made = Store(database_url)
+    upgrades.upgrade(made)
+    made.write(lambda tx: guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 3},
+                                          {"server_id": OTHER, "host": "h1", "fence": 3}]))
+    yield made
+    made.close()
+
+
+def create(store: Store, server: str = SERVER, seconds: int = 60) -> str:
+    return store.write(lambda tx: console_tokens.create(tx, server, "novnc", project_id="p", user_id="u",
+                                                        seconds=seconds))
+
+
+def use(store: Store, token: str) -> Any:
+    return store.write(lambda tx: console_tokens.use(tx, token))
+
+
+def rows(store: Store) -> list[Any]:
+    return store.read(lambda tx: list(tx.execute(sa.select(schema.console_tokens))))
+
+
+def test_a_token_is_used_once_and_stands_nowhere(store: Store) -> None:
+    token = create(store)
+    [row] = rows(store)
+    assert len(token) == 43 and token not in str(row) and row.expires_at - row.created_at >= 60 * SECOND
+    found = store.read(lambda tx: console_tokens.find(tx, token))
+    assert found is not None and found.hash == row.hash
+    record = use(store, token)
+    assert (record.server_id, record.host, record.fence, record.kind) == (SERVER, "h1", 3, "novnc")
+    assert use(store, token) is None
+    assert store.read(lambda tx: console_tokens.find(tx, token)) is None
+
+
+def test_of_many_who_come_at_once_one_is_let_in(store: Store) -> None:
+    token, results, start = create(store), [], threading.Barrier(8)
+
+    def come() -> None:
+        start.wait()
+        results.append(use(store, token))
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([result for result in results if result]) == 1 and len(results) == 8
+
+
+@pytest.mark.parametrize("token", ["", "x", "x" * 43, "\udcff", "a" * 8000])
+def test_an_unknown_token_opens_nothing(store: Store, token: str) -> None:
+    assert use(store, token) is None
+
+
+def test_an_expired_token_opens_nothing(store: Store) -> None:
+    token = create(store, seconds=0)
+    assert use(store, token) is None
+
+
+def move(tx: Any) -> None:
+    guests.owe(tx, SERVER, 4)
+    guests.add(tx, [{"server_id": SERVER, "host": "h2", "fence": 4}])
+
+
+def come_back(tx: Any) -> None:
+    guests.owe(tx, SERVER, 4)
+    guests.pay(tx, [(SERVER, "h1", 4)])
+    guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 5}])
+
+
+@pytest.mark.parametrize("happened", [lambda tx: guests.owe(tx, SERVER, 4), move, come_back],
+                         ids=["deleted", "moved", "came back"])
+def test_another_guest_needs_another_token(store: Store, happened: Any) -> None:
+    token, opened, other = create(store), create(store), create(store, OTHER)
+    hashes = [use(store, taken).hash for taken in (opened, other)]
+    assert store.read(lambda tx: console_tokens.alive(tx, hashes)) == set(hashes)
+    store.write(happened)
+    assert use(store, token) is None
+    assert store.read(lambda tx: console_tokens.alive(tx, hashes)) == {hashes[1]}
+
+
+def test_whoever_removes_the_row_ends_the_session(store: Store) -> None:
+    record = use(store, create(store))
+    store.write(lambda tx: console_tokens.forget(tx, record.hash))
+    assert store.read(lambda tx: console_tokens.alive(tx, [record.hash])) == set()
+
+
+def test_rows_do_not_pile_up(store: Store) -> None:
+    session, other = use(store, create(store)), create(store, OTHER)
+    tokens = [create(store) for _ in range(console_tokens.UNUSED_PER_SERVER + 3)]
+    assert len(rows(store)) == console_tokens.UNUSED_PER_SERVER + 2
+    assert use(store, tokens[0]) is None and use(store, tokens[-1]) is not None
+    long_ago = sa.update(schema.console_tokens).values(expires_at=now() - 7200 * SECOND)
+    store.write(lambda tx: tx.execute(long_ago))
+    store.write(lambda tx: console_tokens.keep(tx, [session.hash], 60))
+    create(store)
+    assert session.hash in {row.hash for row in rows(store)} and len(rows(store)) == 2
+    assert use(store, other) is None
+
+
+def test_a_server_without_a_guest_has_no_console(store: Store) -> None:
+    store.write(lambda tx: guests.owe(tx, SERVER, 4))
+    with pytest.raises(errors.Conflict, match="not ready"):
+        create(store)
