@@ -13,6 +13,7 @@ from typing import Any
 
 from compute_api.microversions import Range
 from compute_api.resources import (
+    addresses,
     availability_zones,
     extensions,
     flavors,
@@ -90,8 +91,8 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _SERVER + "/os-server-password", server_diagnostics.password, _P + "os-server-password:show"),
     Route("DELETE", _SERVER + "/os-server-password", server_diagnostics.clear_password,
           _P + "os-server-password:clear", success=204),
-    Route("GET", _SERVER + "/ips", server_metadata.addresses, _P + "ips:index"),
-    Route("GET", _SERVER + "/ips/{network}", server_metadata.addresses_on, _P + "ips:show"),
+    Route("GET", _SERVER + "/ips", addresses.index, _P + "ips:index"),
+    Route("GET", _SERVER + "/ips/{network}", addresses.show, _P + "ips:show"),
     Route("GET", _SERVER + "/metadata", server_metadata.index, _P + "server-metadata:index"),
     Route("POST", _SERVER + "/metadata", server_metadata.add, _P + "server-metadata:create", body=metadata_bodies.ALL),
     Route("PUT", _SERVER + "/metadata", server_metadata.replace, _P + "server-metadata:update_all",

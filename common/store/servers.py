@@ -9,6 +9,7 @@ A list costs the same number of statements whatever the page holds.
 from __future__ import annotations
 
 import json
+import re
 from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, states
+from common.models import Interface
 from common.store.engine import for_update, insert_many, now
 from common.store.paging import Order, after, fetch
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
+from common.wire import to_wire
 
 C = servers.c
 
@@ -38,6 +41,8 @@ _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
 #: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's rows.
 _Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
 loads = json.loads
+#: What of an interface the network service alone decides.
+_TOLD = ("addresses", "mtu", "label", "active")
 
 #: The API's names of what servers can be sorted and filtered by. Names that have no column here are those of
 #: things that no server has: sorting by them changes nothing, filtering by them finds nothing.
@@ -55,6 +60,9 @@ COLUMNS: dict[str, sa.Column[Any]] = {
 #: Text columns that are compared whole; the other text columns take a regular expression.
 _WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", "uuid", "host", "task_state",
           "vm_state"}
+#: Filter -> the letters of such an address; and what is in none of the other kind.
+_ADDRESSES = {"ip": "[0-9.]", "ip6": "[0-9a-f:.]"}
+_TELLS = {"ip": "[.]", "ip6": ":"}
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,8 @@ def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.
 
 def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
     """The condition of one filter, by the kind of its column."""
+    if name in _ADDRESSES:
+        return _addressed(name, str(value))
     column = COLUMNS.get(name)
     if column is None:
         return sa.false()
@@ -152,6 +162,21 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
     if name in _WHOLE or not _is_pattern(str(value)):
         return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
     return column.regexp_match(str(value))
+
+
+def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
+    """A fixed address of this version holds the text; ^ and $ stand for its ends, .* for anything between."""
+    digits = _ADDRESSES[name]
+    whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)
+    assert whole is not None
+    start, middle, end = whole.groups()
+    parts = middle.split(".*")
+    if not re.fullmatch(f"{digits}*", "".join(parts)):
+        return sa.false()
+    found = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
+    pattern = f'"address":"{"" if start else digits + "*"}{found}{"" if end else digits + "*"}"'
+    column = sa.type_coerce(C.interfaces, sa.Text)
+    return sa.and_(column.regexp_match(pattern), column.regexp_match(f'"address":"{digits}*{_TELLS[name]}'))
 
 
 def _number(name: str, value: Any) -> int:
@@ -214,6 +239,26 @@ def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any
     new = change(old[0])
     update(tx, server_id, {column: new})
     return new
+
+
+def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, Any]:
+    """Of these servers the ones that are there: id to where it is and which interfaces it has."""
+    query = sa.select(C.id, C.host, C.interfaces).where(C.id.in_(sorted(set(server_ids))), C.deleted == 0)
+    return {row.id: row for row in tx.execute(query)}
+
+
+def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface]) -> None:
+    """Write what the network service says now of ports that the server has; which ones it has is decided by actions.
+
+    A server that is gone by now is fine.
+    """
+    known = {one.port: to_wire(one) for one in found}
+    row = tx.execute(for_update(sa.select(C.interfaces).where(C.id == server_id, C.deleted == 0))).first()
+    old = (row.interfaces or []) if row is not None else []
+    new = [{**one, **{name: known[one["port"]][name] for name in _TOLD}} if one["port"] in known else one
+           for one in old]
+    if new != old:
+        update(tx, server_id, {"interfaces": new})
 
 
 @dataclass(frozen=True, slots=True)

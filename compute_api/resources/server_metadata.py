@@ -124,14 +124,3 @@ def remove_tags(request: Request, server: Any) -> None:
 
 def _no_tag(server: Any, tag: str) -> errors.NotFound:
     return errors.NotFound(f"Server {server.id} has no tag '{tag}'")
-
-
-# --- addresses ---
-def addresses(request: Request, server: Any) -> dict[str, Any]:
-    """GET …/ips: none, until servers have interfaces."""
-    return {"addresses": {}}
-
-
-def addresses_on(request: Request, server: Any, network: str) -> dict[str, Any]:
-    """GET …/ips/{network}"""
-    raise errors.NotFound("Network not found")

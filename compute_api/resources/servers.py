@@ -64,8 +64,6 @@ def _wanted(request: Request, operation: str) -> Wanted | None:
     """The query in the store's words; None when it can find nothing."""
     all_filters = request.allows(_API + "servers:allow_all_filters")
     filters = _filters(request, all_filters)
-    if "ip" in filters or "ip6" in filters:
-        return None                                            # no server has an address yet
     listed_states, known = _states(request.query.get("status", ()))
     if not known:
         if request.version in _STRICT_STATUS:

@@ -19,6 +19,7 @@ from common import states
 from common.store.servers import HostFacts, loads
 from compute_api.fields import OMITTED, Field, cut, render, rules
 from compute_api.links import Links
+from compute_api.views import addresses
 
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
@@ -147,7 +148,6 @@ def _hypervisor(row: Any, view: View) -> str | None:
 
 
 LATER = "2.75"           # answers to PUT and rebuild say everything only from here on
-_EMPTY: dict[str, Any] = {}
 _NONE: list[Any] = []
 
 #: Every field of a server, in the order of the API's documents.
@@ -165,7 +165,7 @@ FIELDS: tuple[Field, ...] = (
     Field("flavor", _flavor, since="2.47"),
     Field("created", lambda row, view: seconds(row.created_at)),
     Field("updated", lambda row, view: seconds(row.updated_at)),
-    Field("addresses", lambda row, view: _EMPTY),
+    Field("addresses", lambda row, view: addresses.of_server(row.interfaces)),
     Field("accessIPv4", lambda row, view: row.access_ip_v4 or ""),
     Field("accessIPv6", lambda row, view: row.access_ip_v6 or ""),
     Field("links", _links),
