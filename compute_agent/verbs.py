@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors
-from common.models import Command, DomainState, GuestSpec, ImageRef, Result
+from common.models import Command, DomainState, GuestSpec, ImageRef, Interface, Result
 from common.wire import from_wire
 from compute_agent.journal import Journal
 from compute_agent.virt.driver import Cancelled, Driver, ImageReader, ImageWriter, Run, VerbFailed
@@ -85,6 +85,16 @@ def _unrescue(tools: Tools, command: Command) -> DomainState:
     return tools.driver.unrescue(from_wire(GuestSpec, command.args["guest"]), tools.run)
 
 
+def _attach_interface(tools: Tools, command: Command) -> DomainState:
+    interface = from_wire(Interface, command.args["interface"])
+    return tools.driver.attach_interface(command.server, command.fence, interface, tools.run)
+
+
+def _detach_interface(tools: Tools, command: Command) -> DomainState:
+    interface = from_wire(Interface, command.args["interface"])
+    return tools.driver.detach_interface(command.server, command.fence, interface, tools.run)
+
+
 def _snapshot(tools: Tools, command: Command) -> dict[str, Any]:
     writer = tools.write_image(command.args["image_id"])
     return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.run)}
@@ -108,6 +118,8 @@ VERBS: dict[str, Verb] = {
     "rebuild": Verb(_rebuild, starts=True),
     "rescue": Verb(_rescue, starts=True),
     "unrescue": Verb(_unrescue, starts=True),
+    "attach_interface": Verb(_attach_interface),
+    "detach_interface": Verb(_detach_interface),
     "snapshot": Verb(_snapshot),
     "inject_nmi": Verb(_inject_nmi, once=True),
     "set_password": Verb(_set_password, once=True),

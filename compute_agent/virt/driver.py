@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.models import DomainState, GuestSpec, HostInventory, ImageRef
+from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 
 #: Power states as the Compute API numbers them.
 NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 
 
-class VerbFailed(Exception):
 #: Kinds of consoles.
 VNC, SERIAL = "vnc", "serial"
 
 
+class VerbFailed(Exception):
     """A definite failure: the verb did not happen and nothing of it runs.
 
     ``str()`` is safe for the tenant, ``details`` is for the operator, ``retryable`` says whether another
@@ -45,8 +45,8 @@ class Cancelled(Exception):
 class Run:
     """What a verb may use while it runs: where to tell its phase, and whether to stop.
 
-    ``phase`` takes one of "fetching image", "making disks", "starting" …; ``cancelled`` is asked at least
-    every few seconds by anything long and answers True when the verb must raise ``Cancelled``.
+    ``phase`` takes one of "fetching image", "making disks", "starting", "waiting for the network" …; ``cancelled`` is
+    asked at least every few seconds by anything long and answers True when the verb must raise ``Cancelled``.
     """
 
     phase: Callable[[str], None]
@@ -73,10 +73,12 @@ class Driver(Protocol):
         """All domains of ours (those that carry our metadata), whatever their state; state only, cheap."""
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
-        """Image, disks, config drive, domain, start. After VerbFailed nothing of it is left running."""
+        """Image, disks, config drive, domain with its interfaces, start; with ``spec.paused`` its CPUs wait for
+        ``ensure_running``. After VerbFailed nothing of it is left running."""
 
     def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
-        """Start the domain if it does not run. VerbFailed when it does not exist."""
+        """Start the domain if it does not run; one that is paused goes on. VerbFailed when it does not exist.
+        Whatever starts a domain waits for a bridge that is not there yet, for as long as ``virt.interfaces`` says."""
 
     def ensure_stopped(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         """Ask the guest to power off; after ``timeout`` seconds (0: at once) pull the plug."""
@@ -106,6 +108,14 @@ class Driver(Protocol):
     def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
         """Boot from the guest's own disk again and remove the rescue disk. Repeatable."""
 
+    def attach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        """Plug the interface in, known by its MAC address: into the running guest and into what is started next.
+        Repeatable."""
+
+    def detach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        """Pull the interface out of both. VerbFailed when the running guest does not let go of it within 20 seconds:
+        then it stays in both. Repeatable."""
+
     def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
         """Give the bytes of the guest's disk as one moment saw it, a qcow2 that refers to nothing, to
         ``write_image``; returns their number. The guest goes on (its file systems are frozen for the moment itself
@@ -130,13 +140,13 @@ class Driver(Protocol):
         """The last ``limit`` bytes of the serial console, decoded with replacement; also of a domain that
         is off. VerbFailed when the server has no console log here."""
 
-    def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver whenever a domain's state changed."""
-
-    def close(self) -> None:
-        """Let go of the hypervisor; guests run on."""
     def console(self, server: str, kind: str) -> socket.socket:
         """A connection to the guest's console, whatever bytes pass: ``kind`` VNC speaks RFB and asks for no password,
         SERIAL is the terminal on the first serial port, for one reader at a time. VerbFailed when the guest does not
         run."""
 
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed(server)`` from a thread of the driver whenever a domain's state changed."""
+
+    def close(self) -> None:
+        """Let go of the hypervisor; guests run on."""

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from common import errors
-from common.models import DomainState, GuestSpec, HostInventory, ImageRef
+from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory_guest import Guest
 from compute_agent.virt.memory_host import QUIET, Fail, MemoryHost, Slow, state_of, wait
 
@@ -36,13 +37,16 @@ class MemoryDriver(MemoryHost):
         disk = self._fetch(spec.image, read_image, run)
         run.phase("starting")
         wait(0, run)
+        self._before_start(spec.server, spec.interfaces, run)
         with self._lock:
             guest = self.guests.setdefault(spec.server, _made(spec, disk))
-            state = self._start(spec.server, guest, spec.fence)
+            guest.interfaces = list(spec.interfaces)
+            state = self._start(spec.server, guest, spec.fence, spec.paused)
         return self._end(state, after, run)
 
     def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
         after = self._begin("ensure_running", server, run)
+        self._before_start(server, self._guest(server).interfaces, run)
         with self._lock:
             state = self._start(server, self._guest(server), fence)
         return self._end(state, after, run)
@@ -61,6 +65,7 @@ class MemoryDriver(MemoryHost):
         guest = self._guest(server)
         if (guest.power_state, guest.fence) != (RUNNING, fence):
             self._await_shutdown(server, timeout, run)
+            self._before_start(server, guest.interfaces, run)
             with self._lock:
                 guest.power_state, guest.saved = SHUTDOWN, False
                 self._start(server, guest, fence)
@@ -89,11 +94,14 @@ class MemoryDriver(MemoryHost):
         after = self._begin("rebuild", spec.server, run)
         guest = self.guests.get(spec.server)
         if guest is None or guest.made != spec.fence:
+            plugs(spec.interfaces)
             disk = self._fetch(spec.image, read_image, run)
             run.phase("making disks")
             wait(0, run)
             with self._lock:
                 guest = self._replace(spec, disk)
+        if runs:
+            self._before_start(spec.server, spec.interfaces, run)
         with self._lock:
             state = self._start(spec.server, guest, spec.fence) if runs else state_of(spec.server, guest)
         return self._end(state, after, run)
@@ -102,12 +110,15 @@ class MemoryDriver(MemoryHost):
         after = self._begin("rescue", spec.server, run)
         guest = self._guest(spec.server)
         if guest.rescue != spec.fence:
+            plugs(spec.interfaces)
             self._fetch(image, read_image, run)
             run.phase("making disks")
             wait(0, run)
             with self._lock:
                 guest.rescue, guest.rescue_image = spec.fence, image.id
+                guest.interfaces = list(spec.interfaces)
                 guest.power_state, guest.saved = SHUTDOWN, False
+        self._before_start(spec.server, guest.interfaces, run)
         with self._lock:
             state = self._start(spec.server, guest, spec.fence)
         return self._end(state, after, run)
@@ -117,9 +128,39 @@ class MemoryDriver(MemoryHost):
         with self._lock:
             guest = self._guest(spec.server)
             if guest.rescue:
+                plugs(spec.interfaces)
                 guest.rescue, guest.rescue_image = 0, ""
+                guest.interfaces = list(spec.interfaces)
                 guest.power_state, guest.saved = SHUTDOWN, False
+        self._before_start(spec.server, guest.interfaces, run)
+        with self._lock:
             state = self._start(spec.server, guest, spec.fence)
+        return self._end(state, after, run)
+
+    def attach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        after = self._begin("attach_interface", server, run)
+        self._refuse_saved(server)
+        run.phase("attaching the interface")
+        self._await_bridges([interface], run)
+        with self._lock:
+            guest = self._guest(server)
+            if _mac(interface) not in map(_mac, guest.interfaces):
+                guest.interfaces.append(interface)
+            state = self._interfaces_changed(server, guest, fence)
+        return self._end(state, after, run)
+
+    def detach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        after = self._begin("detach_interface", server, run)
+        self._refuse_saved(server)
+        run.phase("detaching the interface")
+        with self._lock:
+            guest = self._guest(server)
+            left = [other for other in guest.interfaces if _mac(other) != _mac(interface)]
+            holds = guest.power_state == PAUSED or (guest.power_state == RUNNING and guest.holds_interfaces)
+            if holds and left != guest.interfaces:
+                raise VerbFailed(f"The guest did not let go of the interface {_mac(interface)}. The interface stays.")
+            guest.interfaces = left
+            state = self._interfaces_changed(server, guest, fence)
         return self._end(state, after, run)
 
     def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
@@ -187,6 +228,15 @@ class MemoryDriver(MemoryHost):
             self._active(server)
             return self._consoles.open(server, kind)
 
+    def _refuse_saved(self, server: str) -> None:
+        if self._guest(server).saved:
+            raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
+
+    def _interfaces_changed(self, server: str, guest: Guest, fence: int) -> DomainState:
+        guest.fence = fence
+        self._write(server, guest)
+        return state_of(server, guest)
+
     def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
         """The guest anew, off; its console goes on."""
         old = self.guests.get(spec.server)
@@ -204,4 +254,9 @@ def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
     image = spec.image
     return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
-                 memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive)
+                 memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive,
+                 interfaces=list(spec.interfaces))
+
+
+def _mac(interface: Interface) -> str:
+    return interface.mac.lower()

@@ -19,6 +19,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from common.models import Interface
+from common.wire import from_wire
 from compute_agent.virt.driver import PAUSED, RUNNING
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
@@ -26,13 +28,15 @@ HEADER = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 
 MARK = b'{"kilonova memory disk": '
 HASH_ROUNDS = 1000
 BOOT_ID = "boot_id"
+NIC_COUNTERS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop"))
 STATES = {RUNNING: "running", PAUSED: "paused"}
 
 
 @dataclass(slots=True)
 class Guest:
     """``saved``: its memory is saved. ``made`` and ``rescue`` are the fences of the last rebuild and of the rescue
-    that lasts (0: none). ``passwords``: user -> salt and hash. ``has_agent`` is what a test says of the guest."""
+    that lasts (0: none). ``passwords``: user -> salt and hash. ``has_agent``, ``ignores_acpi`` and
+    ``holds_interfaces`` (it lets go of none while it runs) are what a test says of the guest."""
 
     power_state: int
     fence: int
@@ -51,6 +55,8 @@ class Guest:
     vcpus: int = 1
     memory_mb: int = 0
     config_drive: bool = False
+    interfaces: list[Interface] = field(default_factory=list)
+    holds_interfaces: bool = False
     started: float = 0.0
 
     @property
@@ -75,12 +81,13 @@ class Guest:
         return {
             "state": STATES[self.power_state], "driver": "libvirt", "hypervisor": "memory", "hypervisor_os": "linux",
             "uptime": max(0, int(time.time() - self.started)), "config_drive": self.config_drive,
-            "num_cpus": self.vcpus, "num_disks": 2 if self.rescue else 1, "num_nics": 0,
+            "num_cpus": self.vcpus, "num_disks": 2 if self.rescue else 1, "num_nics": len(self.interfaces),
             "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
             "cpu_details": [{"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)],
             "disk_details": [{"read_bytes": 0, "read_requests": 0, "write_bytes": 0, "write_requests": 0,
                               "errors_count": None} for _ in range(2 if self.rescue else 1)],
-            "nic_details": []}
+            "nic_details": [{"mac_address": interface.mac, "rx_rate": None, "tx_rate": None,
+                             **dict.fromkeys(NIC_COUNTERS, 0)} for interface in self.interfaces]}
 
 
 def _hash(password: str, salt: str) -> str:
@@ -108,7 +115,7 @@ class GuestFile:
         """What was written, oldest first: (server, its guest or None) and (``BOOT_ID``, the boot's id)."""
         for line in self._path.read_bytes().splitlines() if self._path.exists() else []:
             key, value = json.loads(line)
-            yield key, Guest(**value) if isinstance(value, dict) else value
+            yield key, from_wire(Guest, value) if isinstance(value, dict) else value
 
     def begin(self, boot_id: str, guests: dict[str, Guest]) -> None:
         """Write all anew, without what is past, and keep the file open for changes."""

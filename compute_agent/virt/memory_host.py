@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import errors
-from common.models import DomainState, HostInventory, ImageRef
+from common.models import DomainState, HostInventory, ImageRef, Interface
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
 from compute_agent.virt.memory_console import Consoles
@@ -56,13 +56,15 @@ class MemoryHost:
         self.script = script if script is not None else {}
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
         self.guests: dict[str, Guest] = guests if guests is not None else {}
+        #: Bridges that the network's part on this host has not made.
+        self.missing_bridges: set[str] = set()
         self._boot_id = str(uuid.uuid4())
         self._read_images = read_images
         self._watchers: list[Callable[[str], None]] = []
         self._changed: deque[str] = deque()
+        self._consoles = Consoles()
         self._lock = threading.RLock()
         self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
-        self._consoles = Consoles()
 
     def boot_id(self) -> str:
         return self._boot_id
@@ -96,9 +98,9 @@ class MemoryHost:
                 self._file.write(BOOT_ID, self._boot_id)
             for server, guest in self.guests.items():
                 guest.power_state = SHUTDOWN
+                self._consoles.end(server)
                 self._write(server, guest)
 
-                self._consoles.end(server)
     def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
         """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
         self.calls.append((verb, server))
@@ -131,22 +133,39 @@ class MemoryHost:
             raise VerbFailed("The server does not run.", details=f"power state {guest.power_state}")
         return guest
 
-    def _start(self, server: str, guest: Guest, fence: int) -> DomainState:
-        """Boot it; one that is paused or saved goes on where it was."""
+    def _before_start(self, server: str, interfaces: list[Interface], run: Run) -> None:
+        """Wait until a guest that is off can be started with these interfaces."""
+        guest = self.guests.get(server)
+        if guest is None or guest.power_state not in (RUNNING, PAUSED):
+            self._await_bridges(interfaces, run)
+
+    def _await_bridges(self, interfaces: list[Interface], run: Run) -> None:
+        needed = [plug.bridge for plug in plugs(interfaces)]
+
+        def look() -> None:
+            if missing := self.missing_bridges.intersection(needed):
+                raise no_bridge(f"no bridge {', '.join(sorted(missing))}")
+        when_bridged(run, look)
+
+    def _start(self, server: str, guest: Guest, fence: int, paused: bool = False) -> DomainState:
+        """Boot it; one that is paused or saved goes on where it was. ``paused``: its CPUs wait, or go on waiting."""
         guest.fence = fence
+        waits = paused and not guest.saved and guest.power_state != RUNNING
         if guest.power_state not in (RUNNING, PAUSED) and not guest.saved:
             guest.boots += 1
             guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
         if guest.power_state not in (RUNNING, PAUSED):
             guest.started = time.time()
         guest.saved = False
-        self._power(server, guest, RUNNING)
+        self._power(server, guest, PAUSED if waits else RUNNING)
         return state_of(server, guest)
 
     def _power(self, server: str, guest: Guest, power_state: int) -> None:
         if guest.power_state != power_state:
             self._changed.append(server)
         guest.power_state = power_state
+        if power_state not in (RUNNING, PAUSED):
+            self._consoles.end(server)
         self._write(server, guest)
 
     def _tell(self) -> None:
@@ -164,8 +183,6 @@ class MemoryHost:
 
     def _write(self, server: str, guest: Guest | None) -> None:
         if self._file is not None:
-        if power_state not in (RUNNING, PAUSED):
-            self._consoles.end(server)
             self._file.write(server, guest)
 
     def _restored(self, file: GuestFile) -> GuestFile:

@@ -51,6 +51,8 @@ THREADS = {
     "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",
     "compute_agent/virt/libvirt/jobs.py": "looks how far libvirt is, while another thread waits for its answer",
     "compute_agent/virt/libvirt/power.py": "looks again whether a guest has powered off, while its verb runs",
+    "compute_agent/virt/libvirt/interfaces.py": "looks again whether a guest has let go of an interface",
+    "compute_agent/virt/interfaces.py": "tries again while a bridge is not there yet",
     "compute_agent/virt/libvirt/images.py": "reads from the network while the disk is written, to notice a cancel",
     "compute_agent/virt/memory_host.py": "a verb that is scripted to be slow",
 }

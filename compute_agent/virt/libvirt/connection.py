@@ -9,13 +9,15 @@ Must stay true: VerbFailed is raised only while libvirtd answers; when it does n
 """
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import logging
 import queue
+import socket
 import threading
 import time
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,6 +33,8 @@ from compute_agent.virt.driver import (
     SUSPENDED,
     VerbFailed,
 )
+from compute_agent.virt.interfaces import no_bridge
+from compute_agent.virt.libvirt import interface_xml
 from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, Marks, domain_name, metadata, read_metadata
 
 LOG = logging.getLogger(__name__)
@@ -58,6 +62,7 @@ UNSUPPORTED = (libvirt.VIR_ERR_NO_SUPPORT,)
 AGENT_AWAY = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED, libvirt.VIR_ERR_OPERATION_INVALID)
 #: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
+LIVE, STORED = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
 NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 
 
@@ -128,8 +133,21 @@ class Connection:
         self._call("define the guest",
                    lambda connection: connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE))
 
-    def start(self, server: str) -> None:
-        self.on(server, "start the guest", lambda domain: None if domain.isActive() else domain.create())
+    def start(self, server: str, paused: bool = False) -> None:
+        """Nothing happens when it is active. ``paused``: its CPUs wait. NoBridge when one that it needs is missing."""
+        def create(domain: Any) -> None:
+            if domain.isActive():
+                return
+            with _needing(domain.XMLDesc(0)):
+                _start_paused(domain) if paused else domain.create()
+        self.on(server, "start the guest", create)
+
+    def attach(self, server: str, interface: str, flags: int) -> None:
+        """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its bridge is missing."""
+        def plug(domain: Any) -> None:
+            with _needing(interface):
+                domain.attachDeviceFlags(interface, flags)
+        self.on(server, "plug in the interface", plug)
 
     def pause(self, server: str) -> None:
         """Stop the CPUs; the memory stays."""
@@ -137,6 +155,13 @@ class Connection:
 
     def resume(self, server: str) -> None:
         self.on(server, "resume the guest", lambda domain: domain.resume(), OVERTAKEN)
+
+    def open_screen(self, server: str) -> socket.socket:
+        """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
+        descriptor = self.on(server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0))
+        if descriptor is None:
+            raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
+        return socket.socket(fileno=descriptor)
 
     def press_power_button(self, server: str) -> None:
         """ACPI; the guest may take its time, or ignore it."""
@@ -155,16 +180,11 @@ class Connection:
         self.on(server, "remove the guest's saved memory",
                 lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None)
 
-    def describe(self, server: str) -> str:
-        """The domain's XML: of the running guest when it runs, else as it is stored. Empty when there is none."""
-    def open_screen(self, server: str) -> socket.socket:
-        """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
-        descriptor = self.on(server, "open the guest's screen", lambda domain: domain.openGraphicsFD(0))
-        if descriptor is None:
-            raise VerbFailed("The server has no guest on this host.", details=f"libvirt knows no domain {server}")
-        return socket.socket(fileno=descriptor)
-
-        return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(0))) or ""
+    def describe(self, server: str, stored: bool = False) -> str:
+        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is stored. Empty when
+        there is none."""
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE if stored else 0
+        return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
 
     def mark(self, server: str, **changed: Any) -> None:
         """Change our marks in the stored definition, and in the running one."""
@@ -288,6 +308,28 @@ def _found(domain: Any) -> Found | None:
         LOG.warning("%s", error)
         return None
     return Found(marks, POWER_STATES.get(state, NOSTATE), saved)
+
+
+@contextlib.contextmanager
+def _needing(described: str) -> Iterator[None]:
+    """Raises NoBridge in place of libvirt's error about a bridge of what is described."""
+    try:
+        yield
+    except libvirt.libvirtError as error:
+        if error.get_int1() == errno.ENODEV and any(name in str(error) for name in interface_xml.bridges(described)):
+            raise no_bridge(str(error)) from error
+        raise
+
+
+def _start_paused(domain: Any) -> None:
+    try:
+        domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_INVALID_ARG:
+            raise
+        # libvirt's mock-up does not know the flag.
+        domain.create()
+        domain.suspend()
 
 
 def _undefine(domain: Any) -> None:

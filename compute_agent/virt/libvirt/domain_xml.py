@@ -9,10 +9,14 @@ Must stay true: each disk's whole backing chain is spelled out, so nothing ever 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
+
+from compute_agent.virt.interfaces import Plug
+from compute_agent.virt.libvirt import interface_xml
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
@@ -27,12 +31,12 @@ RESCUE_BUSES: dict[str, tuple[str, dict[str, str]]] = {
     "usb": ("sda", {"type": "usb", "index": "0", "model": "qemu-xhci"})}
 RESCUE_DEVICES = ("disk", "cdrom")
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
+#: The socket of the serial console, beside its log; short, as the path of a socket must be.
+SERIAL_SOCKET = "tty"
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
 
-#: The socket of the serial console, beside its log; short, as the path of a socket must be.
-SERIAL_SOCKET = "tty"
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -67,7 +71,8 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own mock-up)."""
+    """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own mock-up). ``addresses``:
+    where on the PCI bus interfaces have been so far, by MAC address."""
 
     server: str
     fence: int
@@ -81,6 +86,8 @@ class Domain:
     made: int = 0
     rescue: Rescue | None = None
     config_drive_is_disk: bool = False
+    interfaces: tuple[Plug, ...] = ()
+    addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def marks(self) -> Marks:
@@ -157,6 +164,7 @@ def _devices(devices: Element, domain: Domain) -> None:
         SubElement(drive, "source", file=str(domain.config_drive))
         SubElement(drive, "target", dev=name, bus=bus)
         SubElement(drive, "readonly")
+    devices.extend(interface_xml.element(plug, domain.addresses.get(plug.mac)) for plug in domain.interfaces)
     if not (domain.rescue and domain.rescue.bus == "usb"):
         SubElement(devices, "controller", type="usb", model="none")
     _consoles(devices, domain.console_log)
@@ -167,14 +175,6 @@ def _devices(devices: Element, domain: Domain) -> None:
     SubElement(devices, "memballoon", model="virtio")
 
 
-def _disks(devices: Element, domain: Domain) -> None:
-    """The own disk is always described in full, so that a snapshot of it can be taken from any state."""
-    rescue = domain.rescue
-    if rescue is None:
-        _overlay(devices, domain.disk, "vda")
-    elif not rescue.bus:
-        _overlay(devices, rescue.disk, "vda")
-        _overlay(devices, domain.disk, "vdb")
 def _consoles(devices: Element, log: Path) -> None:
     """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come with it, on PS/2,
     which every guest can read. What is written to the serial console goes to its log whoever else reads it."""
@@ -186,6 +186,14 @@ def _consoles(devices: Element, log: Path) -> None:
     SubElement(SubElement(devices, "video"), "model", type="vga", vram="16384")
 
 
+def _disks(devices: Element, domain: Domain) -> None:
+    """The own disk is always described in full, so that a snapshot of it can be taken from any state."""
+    rescue = domain.rescue
+    if rescue is None:
+        _overlay(devices, domain.disk, "vda")
+    elif not rescue.bus:
+        _overlay(devices, rescue.disk, "vda")
+        _overlay(devices, domain.disk, "vdb")
     else:
         name, controller = RESCUE_BUSES[rescue.bus]
         SubElement(_overlay(devices, domain.disk, "vda"), "boot", order="2")

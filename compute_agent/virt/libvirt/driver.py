@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import errors
-from common.models import DomainState, GuestSpec, HostInventory, ImageRef
+from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
-from compute_agent.virt.libvirt import consoles, diagnostics, guest_agent, host, images, power, snapshots
+from compute_agent.virt.interfaces import plug
+from compute_agent.virt.libvirt import consoles, diagnostics, guest_agent, host, images, interfaces, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.guests import Guests
 from compute_agent.virt.libvirt.images import ImageCache
@@ -119,6 +120,16 @@ class LibvirtDriver:
     def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
         return self._patiently(run, lambda: self._guests.unrescue(spec, run))
 
+    def attach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        self._guests.folder(server)
+        plugged = plug(interface)
+        return self._patiently(run, lambda: interfaces.attach(self._libvirt, server, fence, plugged, run))
+
+    def detach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+        self._guests.folder(server)
+        mac = interface.mac.lower()
+        return self._patiently(run, lambda: interfaces.detach(self._libvirt, server, fence, mac, run))
+
     def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
         folder = self._guests.folder(server)
         target = folder / "snapshot.part"
@@ -154,6 +165,12 @@ class LibvirtDriver:
             text = (_tail(log.with_name("console.log.0"), limit - len(text)) or b"") + text
         return text.decode(errors="replace")
 
+    def console(self, server: str, kind: str) -> socket.socket:
+        self._found_active(server)
+        if kind == VNC:
+            return self._libvirt.open_screen(server)
+        return consoles.open_serial(self._guests.folder(server))
+
     def watch(self, changed: Callable[[str], None]) -> None:
         self._libvirt.watch(changed)
 
@@ -164,12 +181,6 @@ class LibvirtDriver:
         """Before a verb that is done at most once: libvirtd is there and the guest runs."""
         self._guests.folder(server)
         self._patiently(QUIET, lambda: power.find_active(self._libvirt, server))
-    def console(self, server: str, kind: str) -> socket.socket:
-        self._found_active(server)
-        if kind == VNC:
-            return self._libvirt.open_screen(server)
-        return consoles.open_serial(self._guests.folder(server))
-
 
     def _patiently(self, run: Run, work: Callable[[], Answer]) -> Answer:
         """Repeat while libvirtd is away: what became of the last try is seen by looking again."""

@@ -18,7 +18,8 @@ from common import errors
 from common.models import DomainState, GuestSpec, ImageRef
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
-from compute_agent.virt.libvirt import disks, power
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.libvirt import disks, interface_xml, interfaces, power
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import (
     RESCUE_BUSES,
@@ -73,6 +74,7 @@ class Guests:
         folder = self.folder(spec.server)
         found = self._libvirt.find(spec.server)
         if found is None or found.marks.made != spec.fence:
+            plugs(spec.interfaces)
             _open(folder)
             disk, drive = _own(folder, spec), folder / "config.new"
             try:
@@ -98,6 +100,7 @@ class Guests:
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
             device, bus = _place(image)
+            plugs(spec.interfaces)
             disk = disks.described(folder, image.disk_format, RESCUE)
             try:
                 self._prepare(spec, image, disk, read_image, run)
@@ -112,6 +115,7 @@ class Guests:
         """Boot from the own disk again; the rescue disk goes."""
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
+            plugs(spec.interfaces)
             if run.cancelled():
                 raise Cancelled
             self._end(spec.server)
@@ -130,7 +134,7 @@ class Guests:
 
     def _make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         folder = self.folder(spec.server)
-        found = self._libvirt.find(spec.server)
+        found, wanted = self._libvirt.find(spec.server), plugs(spec.interfaces)
         if found is None or not (found.active or found.saved):
             _open(folder)
             image = self._fetch(spec, spec.image, read_image, run)
@@ -139,7 +143,9 @@ class Guests:
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
-        return power.start(self._libvirt, spec.server, spec.fence, run)
+        elif found.active:
+            interfaces.settle(self._libvirt, spec.server, spec.fence, wanted, run)
+        return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
 
     def _prepare(self, spec: GuestSpec, image: ImageRef | None, disk: Disk, read_image: ImageReader, run: Run) -> None:
         """Fetch the image and make the disk aside; the last moment to cancel."""
@@ -154,10 +160,11 @@ class Guests:
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
         folder = self.folder(spec.server)
+        known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
         self._libvirt.define(domain_xml(Domain(
             spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self._virt_type(),
             _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made,
-            rescue, config_drive_is_disk=self._config_drives.is_disk)))
+            rescue, self._config_drives.is_disk, plugs(spec.interfaces), known)))
 
     def _end(self, server: str) -> None:
         """Nothing runs of the domain, if there is one, and nothing is saved."""

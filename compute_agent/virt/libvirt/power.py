@@ -11,6 +11,7 @@ import time
 
 from common.models import DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.interfaces import when_bridged
 from compute_agent.virt.libvirt import jobs
 from compute_agent.virt.libvirt.connection import Connection, Found
 
@@ -35,18 +36,19 @@ def find_active(libvirt: Connection, server: str) -> Found:
     return found
 
 
-def start(libvirt: Connection, server: str, fence: int, run: Run) -> DomainState:
-    """Make the domain run under this fence; one that is paused or saved goes on where it was."""
+def start(libvirt: Connection, server: str, fence: int, run: Run, paused: bool = False) -> DomainState:
+    """Make the domain run under this fence; one that is paused or saved goes on where it was. With ``paused`` one that
+    is off is started with CPUs that wait, and one that is paused stays so."""
     run.phase("starting")
     found = find(libvirt, server)
     if run.cancelled():
         raise Cancelled
     if not found.active:
         libvirt.mark(server, fence=fence, started=int(time.time()))
-        libvirt.start(server)
+        when_bridged(run, lambda: libvirt.start(server, paused and not found.saved))
     elif found.fence != fence:
         libvirt.mark(server, fence=fence)
-    if find(libvirt, server).power_state == PAUSED:
+    if find(libvirt, server).power_state == PAUSED and not paused:
         libvirt.resume(server)
     if found.saved:
         # The marks that it was saved with came back with it.

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt.domain_xml import (
     Disk,
     Domain,
@@ -30,12 +31,17 @@ HOSTILE = "</title><devices>&amp;\"'\x00\x1b[2J\n\ud800\ufffe é 漢 ]]>"
 EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME / "base"), HOME / "console.log",
                   HOME / "config")
 RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
+PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
 DOMAINS = {
     "emulated": EMULATED,
     "kvm_raw_base": replace(EMULATED, virt_type="kvm", vcpus=4, memory_mb=8192, config_drive=None,
                             disk=Disk(HOME / "disk", HOME / "base", "raw")),
     "hostile_name": replace(EMULATED, name=HOSTILE),
     "blank_disk": replace(EMULATED, virt_type="test", disk=Disk(HOME / "disk")),
+    "interfaces": replace(EMULATED, interfaces=(
+        Plug("0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c", 1450),
+        Plug("1f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:02", "br-int", "tap1f6b4a52-7c", ovs=True)),
+        addresses={"fa:16:3e:00:00:02": PLACE, "fa:16:3e:00:00:03": PLACE}),
     "rescued": replace(EMULATED, made=5, rescue=Rescue(RESCUE)),
     "rescued_from_cdrom": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide")),
     "rescued_from_usb": replace(EMULATED, rescue=Rescue(RESCUE, "disk", "usb")),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import DomainState, Flavor, GuestSpec, ImageRef
+from common.models import DomainState, Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 from compute_agent.virt.memory_guest import read_disk
@@ -61,6 +61,29 @@ def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None
     assert second.boot_id() == first.boot_id()
     second.ensure_absent(SERVER, 8)
     assert MemoryDriver(state_file=tmp_path / "host.json").domains() == []
+
+
+def test_interfaces_outlive_the_process_too(tmp_path) -> None:
+    first = MemoryDriver(state_file=tmp_path / "host.json")
+    nics = [Interface(f"port-{number}", mac=f"fa:16:3e:00:00:0{number}", vif_type="bridge",
+                      addresses=[{"address": "10.0.0.5"}]) for number in range(3)]
+    first.ensure_guest(replace(spec(), interfaces=nics[:2]), lambda image: iter(()), QUIET)
+    first.attach_interface(SERVER, 2, nics[2], QUIET)
+    first.detach_interface(SERVER, 3, nics[0], QUIET)
+    assert MemoryDriver(state_file=tmp_path / "host.json").guests[SERVER].interfaces == nics[1:]
+
+
+def test_guest_that_lets_go_of_no_interface_keeps_it_until_it_is_off() -> None:
+    driver = MemoryDriver()
+    nic = Interface("port", mac="fa:16:3e:00:00:01", vif_type="bridge")
+    driver.ensure_guest(replace(spec(), interfaces=[nic]), lambda image: iter(()), QUIET)
+    driver.guests[SERVER].holds_interfaces = True
+    with pytest.raises(VerbFailed, match="did not let go of the interface fa:16:3e:00:00:01"):
+        driver.detach_interface(SERVER, 2, nic, QUIET)
+    assert driver.guests[SERVER].interfaces == [nic]
+    driver.power_off(SERVER)
+    driver.detach_interface(SERVER, 3, nic, QUIET)
+    assert driver.guests[SERVER].interfaces == []
 
 
 def test_power_off_inside_the_guest_is_told_to_the_watcher() -> None:

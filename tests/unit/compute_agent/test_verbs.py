@@ -16,9 +16,12 @@ from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 
 FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
+INTERFACE = {"port": "p", "mac": "fa:16:3e:00:00:01", "vif_type": "bridge"}
 ARGS: dict[str, dict[str, Any]] = {"ensure_guest": {"guest": GUEST}, "ensure_stopped": {"timeout": 0},
                                    "reboot": {"timeout": 0}, "rebuild": {"guest": GUEST, "runs": True},
                                    "rescue": {"guest": GUEST, "image": {"id": "i"}}, "unrescue": {"guest": GUEST},
+                                   "attach_interface": {"interface": INTERFACE},
+                                   "detach_interface": {"interface": INTERFACE},
                                    "snapshot": {"image_id": "i"}, "set_password": {"user": "root", "admin_pass": "x"}}
 
 
@@ -56,7 +59,8 @@ def raising(problem: BaseException) -> Verb:
     ("ensure_stopped", {"power_state": SHUTDOWN}), ("reboot", {"power_state": RUNNING}), ("ensure_absent", {}),
     ("ensure_paused", {"power_state": PAUSED}), ("ensure_suspended", {"power_state": SHUTDOWN}),
     ("rebuild", {"power_state": RUNNING}), ("rescue", {"power_state": RUNNING}),
-    ("unrescue", {"power_state": RUNNING}), ("inject_nmi", {}), ("set_password", {})])
+    ("unrescue", {"power_state": RUNNING}), ("attach_interface", {"power_state": RUNNING}),
+    ("detach_interface", {"power_state": RUNNING}), ("inject_nmi", {}), ("set_password", {})])
 def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
     rig = Rig()
     rig.driver.guests["s"].has_agent = True
@@ -78,7 +82,7 @@ def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
 def test_every_row_of_the_table_is_tried_above() -> None:
     assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent",
                           "ensure_paused", "ensure_suspended", "rebuild", "rescue", "unrescue", "inject_nmi",
-                          "set_password", "snapshot"}
+                          "set_password", "snapshot", "attach_interface", "detach_interface"}
 
 
 def test_whatever_may_start_a_guest_says_so() -> None:

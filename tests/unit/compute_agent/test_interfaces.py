@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host makes of a port: which it can plug a guest into, and how long it waits for a bridge."""
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from common.models import Interface
+from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from compute_agent.virt.interfaces import NoBridge, Plug, no_bridge, plug, when_bridged
+from compute_agent.virt.libvirt import interface_xml
+from compute_agent.virt.memory import QUIET
+
+PORT = "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b"
+NETWORK = "9b8a7c6d-5e4f-4a3b-8c2d-1e0f9a8b7c6d"
+WIRED = Interface(PORT, NETWORK, "private", "FA:16:3E:00:00:01", vif_type="bridge", bridge="brq-told",
+                  device="tap-told", mtu=1450)
+
+
+def test_a_port_is_plugged_where_it_says_or_by_the_names_that_both_sides_know() -> None:
+    assert plug(WIRED) == Plug(PORT, "fa:16:3e:00:00:01", "brq-told", "tap-told", 1450)
+    untold = replace(WIRED, bridge="", device="", mtu=0)
+    assert plug(untold) == Plug(PORT, "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c")
+    switched = Plug(PORT, "fa:16:3e:00:00:01", "br-int", "tap0f6b4a52-7c", ovs=True)
+    assert plug(replace(untold, vif_type="ovs")) == switched
+    assert len(plug(untold).bridge) < 16 and len(plug(untold).device) < 16
+
+
+@pytest.mark.parametrize(("kind", "named", "retryable"), [
+    ("", "nothing", False), ("unbound", "unbound", False), ("vhostuser", "vhostuser", False),
+    ("binding_failed", "binding_failed", True)])
+def test_what_cannot_be_plugged_is_named(kind: str, named: str, retryable: bool) -> None:
+    with pytest.raises(VerbFailed, match=named) as failed:
+        plug(replace(WIRED, vif_type=kind))
+    assert PORT in str(failed.value) and failed.value.retryable is retryable
+
+
+def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
+    phases: list[str] = []
+
+    def work() -> str:
+        if len(phases) < 2:
+            raise no_bridge("brq1")
+        return "plugged"
+    assert when_bridged(Run(phases.append, lambda: False), work) == "plugged"
+    assert phases == ["waiting for the network"] * 2
+
+
+def test_the_wait_for_a_bridge_ends() -> None:
+    def missing() -> None:
+        raise no_bridge("no brq1")
+    began = time.monotonic()
+    with pytest.raises(NoBridge, match="network is not there on this host") as failed:
+        when_bridged(QUIET, missing, seconds=0.1)
+    assert failed.value.retryable and failed.value.details == "no brq1"
+    with pytest.raises(Cancelled):
+        when_bridged(Run(lambda name: None, lambda: True), missing)
+    assert time.monotonic() - began < 5
+
+
+def test_only_a_bridge_is_waited_for() -> None:
+    def broken() -> None:
+        raise VerbFailed("No such device", retryable=True)
+    with pytest.raises(VerbFailed, match="No such device"):
+        when_bridged(Run(lambda name: pytest.fail("waits"), lambda: False), broken)
+
+
+def test_interfaces_are_read_back_from_what_libvirt_describes() -> None:
+    place = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x07", "function": "0x0"}
+    placed, fresh = plug(WIRED), plug(replace(WIRED, mac="fa:16:3e:00:00:02", bridge="brq-other"))
+    elements = [interface_xml.element(placed, place), interface_xml.element(fresh)]
+    described = f"<domain><devices>{''.join(map(interface_xml.text, elements))}</devices></domain>"
+    assert set(interface_xml.found(described)) == {placed.mac, fresh.mac}
+    assert interface_xml.addresses(described) == {placed.mac: place}
+    assert interface_xml.bridges(described) == {"brq-told", "brq-other"}
+    assert interface_xml.bridges(interface_xml.text(elements[0])) == {"brq-told"}
+    assert interface_xml.found("") == interface_xml.addresses("") == {}
