@@ -75,6 +75,8 @@ class Action:
 
 _REBOOTABLE = (None, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING,
                RESUMING)
+_PLUGGABLE = (ACTIVE, PAUSED, STOPPED)
+_ALIVE = (ACTIVE, PAUSED, STOPPED, SUSPENDED, RESCUED, RESIZED, SHELVED, SHELVED_OFFLOADED, ERROR)
 _P = "os_compute_api:"
 
 #: In the order of a server's life. One line an action.
@@ -113,6 +115,14 @@ ACTIONS: tuple[Action, ...] = (
            during=IMAGE_SNAPSHOT_PENDING, workflow="snapshot", answer_after="record"),
     Action("createBackup", "createBackup", _P + "os-create-backup", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED),
            during=IMAGE_BACKUP, workflow="backup", answer_after="record"),
+    Action("attach_interface", "attach_interface", _P + "os-attach-interfaces:create", vm=_PLUGGABLE,
+           workflow="attach_interface", success=200, answer_after="attach"),
+    Action("detach_interface", "detach_interface", _P + "os-attach-interfaces:delete", vm=_PLUGGABLE,
+           workflow="detach_interface"),
+    Action("addSecurityGroup", "addSecurityGroup", _P + "os-security-groups:add", vm=_ALIVE,
+           workflow="add_security_group", answer_after="change"),
+    Action("removeSecurityGroup", "removeSecurityGroup", _P + "os-security-groups:remove", vm=_ALIVE,
+           workflow="remove_security_group", answer_after="change"),
     Action("lock", "lock", _P + "os-lock-server:lock", task=ANY, immediate="lock", locked=False),
     Action("unlock", "unlock", _P + "os-lock-server:unlock", task=ANY, immediate="unlock", locked=False),
     Action("os-resetState", "resetState", _P + "os-admin-actions:reset_state", task=ANY, immediate="reset_state",
@@ -208,6 +218,8 @@ def vm_states_of(status_name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 EVENT_NAMES: dict[tuple[str, str], str] = {
     ("create", "place"): "conductor_schedule_and_build_instances",
     ("create", "build"): "compute__do_build_and_run_instance",
+    ("attach_interface", "attach"): "compute_attach_interface",
+    ("detach_interface", "detach"): "compute_detach_interface",
     ("start", "run"): "compute_start_instance",
     ("stop", "stop"): "compute_stop_instance",
     ("reboot_soft", "reboot"): "compute_reboot_instance",

@@ -8,6 +8,7 @@ result in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from common import states
@@ -16,14 +17,16 @@ from common.models import GuestSpec, ImageRef, Result
 from common.store import guests
 from common.store.engine import Connection
 from common.wire import from_wire
+from conductor import networks
 from conductor.saga import Engine, Run
 
 
 def spec(engine: Engine, run: Run, image: ImageRef | None = None) -> GuestSpec:
     """The guest; with ``image`` one that is made of another image than the server's own."""
-    return guest_spec(
+    made = guest_spec(
         run.server, run.action.fence, image, availability_zone=run.changes.get("availability_zone"),
         files=run.action.args.get("files", []), admin_pass=run.secrets(engine).get("admin_pass", ""))
+    return replace(made, interfaces=networks.of(run), paused=networks.is_waiting(run))
 
 
 def own_image(run: Run) -> ImageRef | None:

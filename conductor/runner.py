@@ -2,9 +2,9 @@
 """The only executor of workflows: takes due actions, does the next step, writes down what happened.
 
 ``advance`` is a plain function of the engine; the threads that call it live in ``conductor.service``. It works in one
-of two lanes: OUTSIDE for the steps that call a neighbour, INSIDE for all others. Everything works on lists: what is
-due together is done in one transaction, and one by one when that fails. There is no recovery code: a step found
-unfinished is simply the next step.
+of the lanes: one for each neighbour, with the steps that call it, and INSIDE for all others. Everything works on
+lists: what is due together is done in one transaction, and one by one when that fails. There is no recovery code: a
+step found unfinished is simply the next step.
 """
 from __future__ import annotations
 
@@ -33,9 +33,21 @@ class Written(NamedTuple):
     is_due: bool = False
 
 
-INSIDE, OUTSIDE = "inside", "outside"
-OUTSIDE_STEPS = sorted({step.name for workflow in WORKFLOWS.values() for step in workflow.steps
-                        if step.outside or step.undo_outside})
+INSIDE = "inside"
+
+
+def _lanes() -> dict[str, list[str]]:
+    """The steps of each neighbour's lane."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for workflow in WORKFLOWS.values():
+        for step in workflow.steps:
+            if step.outside or step.undo_outside:
+                found[step.neighbour].add(step.name)
+    return {neighbour: sorted(steps) for neighbour, steps in found.items()}
+
+
+LANES = _lanes()
+OUTSIDE_STEPS = sorted(step for steps in LANES.values() for step in steps)
 SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
@@ -43,57 +55,74 @@ VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 def advance(engine: Engine, lane: str = INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes; returns how many were
     taken."""
-    rows = engine.store.write(lambda tx: actions.take(
-        tx, engine.owner, VERSIONS, engine.batch, OUTSIDE_STEPS, lane == OUTSIDE))
+    which: dict[str, Any] = ({"but": OUTSIDE_STEPS} if lane == INSIDE else
+                             {"only": LANES[lane], "lease": actions.LONG_LEASE})
+    rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for row in rows:
         groups[row.workflow, WORKFLOWS[row.workflow].index(row.step)].append(row)
     for (name, index), members in groups.items():
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
-        for batch in ([[row] for row in members] if lane == OUTSIDE else [members]):
-            _burst(engine, WORKFLOWS[name], index, batch, lane)
+        _burst(engine, WORKFLOWS[name], index, members, lane)
     return len(rows)
 
 
 def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
-    """Advance actions that stand at the same step: propose outside, then one transaction, then send."""
+    """Advance actions that stand at the same step: what is done outside first, then one transaction, then send."""
     step = workflow.steps[index]
     servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
     runs = [Run(row, servers[row.server_id], dict(row.data)) for row in rows if row.server_id in servers]
     try:
-        if lane == OUTSIDE:
-            _call(engine, step, runs[0])
+        if lane != INSIDE:
+            runs = _call(engine, step, runs)
             engine.fault_point(workflow.name, step.name, "called")
         elif step.propose:
             step.propose(engine, runs)
             engine.fault_point(workflow.name, step.name, "proposed")
+        if not runs:
+            return
         written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane))
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
-        _postpone(engine, rows, NEIGHBOUR_AT_MOST)
+        _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
         return
     except Exception:
-        if len(rows) > 1:
-            for row in rows:
-                _burst(engine, workflow, index, [row], lane)
+        if len(runs) > 1:
+            for run in runs:
+                _burst(engine, workflow, index, [run.action], lane)
             return
         log.exception("action %s cannot be advanced at step %s; it is tried again", rows[0].id, step.name)
-        _postpone(engine, rows, FAILING_AT_MOST)
+        _postpone(engine, [run.action for run in runs], FAILING_AT_MOST)
         return
     engine.fault_point(workflow.name, step.name, "committed")
     send(engine, written)
 
 
-def _call(engine: Engine, step: Step, run: Run) -> None:
-    """Call the neighbour; what it refuses for good is the step's failure, what it does not answer is not."""
-    call = step.undo_outside if run.is_undoing else step.outside
-    assert call is not None
-    try:
-        call(engine, run)
-    except errors.Unavailable:
-        raise
-    except errors.Problem as problem:
-        run.fail(problem.text, str(problem.__cause__ or ""))
+def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
+    """Call the neighbour for each; what it refuses for good is the step's failure. Those that it did not answer are
+    postponed; returns the others."""
+    def call(run: Run) -> None:
+        ask = step.undo_outside if run.is_undoing else step.outside
+        assert ask is not None
+        try:
+            ask(engine, run)
+        except errors.Unavailable:
+            raise
+        except errors.Problem as problem:
+            run.fail(problem.text, str(problem.__cause__ or ""))
+
+    answered = []
+    for run, problem in zip(runs, engine.spread(call, runs), strict=True):
+        if problem is None:
+            answered.append(run)
+        elif isinstance(problem, errors.Unavailable):
+            log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
+            _postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
+        else:
+            log.error("action %s cannot be advanced at step %s; it is tried again", run.action.id, step.name,
+                      exc_info=problem)
+            _postpone(engine, [run.action], FAILING_AT_MOST)
+    return answered
 
 
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
@@ -121,9 +150,11 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
             lost.append(head.id)
     if lost:
         actions.let_go(tx, engine.owner, lost)
-    for run in [run for run in runs if run.is_undoing]:
+    undoing = [run for run in runs if run.is_undoing]
+    going_on = [run for run in runs if not run.is_undoing]
+    for run in undoing:
         undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
-    proceed(tx, engine, workflow, index, [run for run in runs if not run.is_undoing], ready=lane)
+    proceed(tx, engine, workflow, index, going_on, ready=lane)
     written = flush(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
@@ -163,7 +194,7 @@ def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs
 
 def _is_elsewhere(step: Step, ready: str | None) -> bool:
     """Has the step a part outside the transaction that is not done yet?"""
-    return bool(step.outside and ready != OUTSIDE or step.propose and ready != INSIDE)
+    return bool(step.outside and ready != step.neighbour or step.propose and ready != INSIDE)
 
 
 def _is_through(tx: Connection, engine: Engine, workflow: Workflow, index: int, step: Step, run: Run) -> bool:
@@ -218,6 +249,9 @@ def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> Non
 def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     """Write what the runs have collected; returns what is left to do after the commit."""
     runs = list(runs)
+    for run in runs:
+        if run.data != run.action.data:
+            run.head["data"] = run.data
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])

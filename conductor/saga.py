@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from common.clock import Clock
-from common.models import Command, ImageRef, RequestSpec, Result, Selection
+from common.models import Command, ImageRef, Interface, RequestSpec, Result, Selection
 from common.store.engine import Connection, Row, Store, moment, now
 from common.vault import Vault
 
@@ -48,6 +48,41 @@ class Images(Protocol):
         """Images with these properties, newest first."""
 
 
+class Networks(Protocol):
+    """What the conductor asks of the network service, as Kilonova's own user; raises as ``Images`` does. Ports are
+    dicts as the service writes them."""
+
+    def ports(self, server: str) -> list[dict[str, Any]]:
+        """The ports of a server."""
+
+    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Make ports, all or none. Not repeatable: look first whether they are there."""
+
+    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Change a port; NotFound when it is gone."""
+
+    def delete(self, port_id: str) -> None:
+        """Remove a port; one that is gone is fine."""
+
+    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
+        """These ports with what their networks and subnets say."""
+
+
+Spread = Callable[[Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]
+
+
+def one_by_one(call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
+    """Make each call; what each raised, or None. The service makes several at a time."""
+    raised: list[Exception | None] = []
+    for run in runs:
+        try:
+            call(run)
+            raised.append(None)
+        except Exception as problem:  # noqa: BLE001  # it is handed to the caller, who tells one kind from the other
+            raised.append(problem)
+    return raised
+
+
 def no_fault(action: str, step: str, where: str) -> None:
     """The fault point of ordinary operation: nothing happens."""
 
@@ -71,6 +106,10 @@ class Engine:
     host_silence: int = 30
     ratios: dict[str, float] = field(default_factory=dict)
     images: Images | None = None
+    networks: Networks | None = None
+    vif_plugging_timeout: int = 300
+    vif_plugging_is_fatal: bool = True
+    spread: Spread = one_by_one
     vault: Vault = field(default_factory=lambda: Vault(""))
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
@@ -116,6 +155,11 @@ class Run:
     def set(self, **values: Any) -> None:
         """Change the server."""
         self.changes.update(values)
+
+    @property
+    def is_repeated(self) -> bool:
+        """May this step have been tried before? Its effect outside may be there already."""
+        return self.action.owner is not None or self.action.sends > 0
 
     @property
     def is_undoing(self) -> bool:
@@ -174,8 +218,9 @@ class Step:
     """One step; ``why`` says in a sentence why it stands where it stands.
 
     Here: ``propose(engine, runs)`` outside and without any effect, ``apply(tx, engine, runs)`` inside the transaction.
-    Outside: ``outside(engine, run)`` calls a neighbour; it is journalled as started before, runs in a lane of its own
-    (a slow neighbour delays only what needs it), can be repeated, and may call ``run.fail``.
+    Outside: ``outside(engine, run)`` calls a ``neighbour``; it is journalled as started before, runs in that one's lane
+    (a slow neighbour delays only what needs it), beside others, can be repeated, and may call ``run.fail``; then
+    ``apply``. A step's name belongs to one lane.
     On a host: ``command(engine, run) -> (verb, args)`` for the server's host, ``before(tx, runs)`` in the
     transaction that sends it, ``done(tx, run, result)`` in the one that takes the result in.
     ``undo(tx, engine, run)`` removes what this action made; where that needs a host or a neighbour, ``undo_command``
@@ -190,6 +235,7 @@ class Step:
     before: Callable[[Connection, Sequence[Run]], None] | None = None
     done: Callable[[Connection, Run, Result], None] | None = None
     outside: Callable[[Engine, Run], None] | None = None
+    neighbour: str = "image"
     undo: Callable[[Connection, Engine, Run], None] | None = None
     undo_command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
     undo_outside: Callable[[Engine, Run], None] | None = None

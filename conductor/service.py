@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conductor process: the threads around the plain functions.
 
-Three threads: one advances due actions, one takes in what agents say, one sweeps once a second. A doorbell
-or a sync wakes its thread; what piles up while a round runs is the next round's list.
+One thread advances due actions, and one more for each neighbour those that stand before a call to it; one takes in
+what agents say, one sweeps once a second. A doorbell or a sync wakes its thread; what piles up while a round runs is
+the next round's list. Calls to a neighbour are made several at a time.
 """
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from oslo_config import cfg
 
 from common import errors, service
 from common.clients.identity import Identity
+from common.clients.network import Client
 from common.clock import Clock
 from common.models import Access, Command, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
@@ -26,7 +29,8 @@ from common.store.engine import Connection, Store
 from common.vault import Vault
 from conductor import reports, runner
 from conductor.image_service import ImageService
-from conductor.saga import Engine
+from conductor.network_service import NetworkService
+from conductor.saga import Engine, Run, one_by_one
 from conductor.sweep import Watch, sweep
 
 log = logging.getLogger(__name__)
@@ -67,12 +71,29 @@ def _fetches(command: Command) -> bool:
     return bool(command.args.get("image_id") or command.args.get("image") or command.args.get("guest", {}).get("image"))
 
 
+class Spread:
+    """Makes several calls at a time (``saga.Spread``)."""
+
+    def __init__(self, calls: int) -> None:
+        self._pool = ThreadPoolExecutor(calls, thread_name_prefix="call")
+
+    def __call__(self, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
+        if len(runs) == 1:
+            return one_by_one(call, runs)
+        begun = [self._pool.submit(call, run) for run in runs]
+        return [future.exception() for future in begun]  # type: ignore[misc]  # calls raise nothing but Exceptions
+
+    def close(self) -> None:
+        """Begin no more calls."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Conductor:
     """What the process serves (``common.rpc.conductor.Conductor``) and the loops of its threads."""
 
     def __init__(self, engine: Engine, post: Messages) -> None:
         self.engine, self._post = engine, post
-        self._outside = threading.Event()
+        self._outside = {lane: threading.Event() for lane in runner.LANES}
         self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
@@ -81,12 +102,13 @@ class Conductor:
         engine.ring = self._wake
 
     def _wake(self) -> None:
-        """Some action is due, in either lane."""
+        """Some action is due, in any lane."""
         self._rung.set()
-        self._outside.set()
+        for rung in self._outside.values():
+            rung.set()
 
     def ring(self) -> None:
-        self._rung.set()
+        self._wake()
 
     def loop_back(self) -> None:
         """Our own message came back: the broker works."""
@@ -168,9 +190,9 @@ class Conductor:
         """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(runner.INSIDE, self._rung)),
-            ("outside", lambda: self.advance(runner.OUTSIDE, self._outside)),
             ("reports", self.take_reports),
-            ("sweep", lambda: self.sweep(bell))]
+            ("sweep", lambda: self.sweep(bell)),
+            *((lane, partial(self.advance, lane, rung)) for lane, rung in self._outside.items())]
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
         for thread in threads:
             thread.start()
@@ -192,13 +214,16 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     store, transport = Store(conf.database.url), Transport(conf)
     identity = Identity(conf)
-    post = Messages(transport, identity)
+    post, spread = Messages(transport, identity), Spread(conf.network.calls)
     engine = Engine(
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
         ratios={"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
                 "DISK_GB": conf.agent.disk_allocation_ratio},
-        images=ImageService(identity), vault=Vault(conf.secret_key),
+        images=ImageService(identity), spread=spread,
+        networks=NetworkService(identity, Client(identity.network_url, conf.network.timeout)),
+        vif_plugging_timeout=conf.network.vif_plugging_timeout,
+        vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
         shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval)
 
     def settle_in(tx: Connection) -> None:
@@ -213,6 +238,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         conductor.close()
         for thread in threads:
             thread.join(timeout=5)
+        spread.close()
         transport.close()
         store.close()
         identity_file.close()

@@ -16,6 +16,7 @@ from common.models import Access
 
 KEEP = 60.0
 READ = 30.0
+NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."
 
 
 class Identity:
@@ -51,11 +52,40 @@ class Identity:
                 try:
                     access = Access(self._image_url(), str(self.session().get_token()))
                 except (exceptions.ClientException, OSError) as problem:
-                    raise errors.Unavailable(
-                        "The identity service gives Kilonova no token; check [identity] and that it runs."
-                    ) from problem
+                    raise errors.Unavailable(NO_TOKEN) from problem
                 self._access = (time.monotonic() + KEEP, access)
             return self._access[1]
+
+    def token(self) -> str:
+        """A token of Kilonova's own, renewed before it ends.
+
+        Raises:
+            Unavailable: the identity service gives none now.
+        """
+        from keystoneauth1 import exceptions
+        try:
+            return str(self.session().get_token())
+        except (exceptions.ClientException, OSError) as problem:
+            raise errors.Unavailable(NO_TOKEN) from problem
+
+    def forget_token(self) -> None:
+        """The token is not accepted any more: the next question gets another."""
+        self.session().invalidate()
+
+    def network_url(self) -> str | None:
+        """The network service's URL ([network] endpoint, else from the catalogue); None: there is none.
+
+        Raises:
+            Unavailable: the catalogue cannot be read now.
+        """
+        from keystoneauth1 import exceptions
+        if self._conf.network.endpoint:
+            return str(self._conf.network.endpoint)
+        try:
+            found = self.session().get_endpoint(service_type="network", region_name=self._conf.identity.region)
+        except (exceptions.ClientException, OSError) as problem:
+            raise errors.Unavailable(NO_TOKEN) from problem
+        return str(found) if found else None
 
     def _image_url(self) -> str:
         if self._conf.image.endpoint:

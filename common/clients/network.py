@@ -25,6 +25,8 @@ JSON = dict[str, Any]
 REMEMBERED, KEEP = 1000, 5.0       # answers, and seconds that each is remembered
 AT_ONCE = 50                       # ids in one URL
 NAME = "network service"
+#: The binding:profile of ports that Kilonova made: whose they are is written on the ports themselves.
+MADE = {"made_by": "kilonova"}
 
 
 def device_of(port_id: str) -> str:
@@ -32,15 +34,20 @@ def device_of(port_id: str) -> str:
     return f"tap{port_id[:11]}"
 
 
+def is_made(port: JSON) -> bool:
+    """Did Kilonova make this port? Then it goes with its server."""
+    return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
+
+
 def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str, JSON], *,
-                 floating: Mapping[str, list[str]] | None = None, tag: str = "", own: bool = True) -> Interface:
+                 floating: Mapping[str, list[str]] | None = None) -> Interface:
     """A port as Kilonova keeps it. ``floating``: by fixed address."""
     network = networks.get(port["network_id"], {})
     details = port.get("binding:vif_details") or {}
     return Interface(
         port=port["id"], network=port["network_id"], label=network.get("name") or "", mac=port["mac_address"],
         addresses=[_address(fixed, subnets.get(fixed["subnet_id"], {}), floating or {}) for fixed in port["fixed_ips"]],
-        mtu=int(network.get("mtu") or 0), tag=tag, own=own, vif_type=port.get("binding:vif_type") or "",
+        mtu=int(network.get("mtu") or 0), own=is_made(port), vif_type=port.get("binding:vif_type") or "",
         device=device_of(port["id"]), bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
         active=port.get("status") == "ACTIVE")
 

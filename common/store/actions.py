@@ -22,6 +22,7 @@ from common.store.schema import actions, events, servers
 
 LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
 ENDED = ("done", "failed", "superseded")
+LONG_LEASE = 60 * SECOND     #: the same, where it calls a neighbour
 LIVE = ("due", "waiting")
 Values = dict[str, Any]
 
@@ -100,23 +101,22 @@ def supersede(tx: Connection, action_id: str) -> None:
         message="Superseded by a later action."))
 
 
-def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, outside: Collection[str] = (),
-         only_outside: bool = False) -> list[Row[Any]]:
+def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *, only: Collection[str] = (),
+         but: Collection[str] = (), lease: int = LEASE) -> list[Row[Any]]:
     """Lease up to ``limit`` due actions of workflows that this conductor knows, oldest first.
 
-    ``workflows`` maps each name to the highest version understood: newer ones are left alone. Steps named in
-    ``outside`` are taken with ``only_outside``, all others without.
+    ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those that stand at one
+    of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is who held it before and did not let go.
     """
     known = sa.or_(*(sa.and_(actions.c.workflow == name, actions.c.version <= version)
                      for name, version in workflows.items()))
     free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
-    lane = actions.c.step.in_(outside) if only_outside else sa.or_(actions.c.step.is_(None),
-                                                                   actions.c.step.not_in(outside))
+    lane = actions.c.step.in_(only) if only else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known, lane)
     rows = list(tx.execute(query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)))
     if rows:
         tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(
-            owner=owner, lease_until=now() + LEASE))
+            owner=owner, lease_until=now() + lease))
     return rows
 
 
@@ -127,9 +127,14 @@ def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
 
 
 def free_leases_of(tx: Connection, owner: str) -> None:
-    """A conductor that starts again under its name frees what its predecessor held."""
-    tx.execute(sa.update(actions).where(actions.c.owner == owner, actions.c.state == "due").values(
-        owner=None, lease_until=None))
+    """A conductor that starts again under its name frees what its predecessor held; who that was stays to be seen."""
+    tx.execute(sa.update(actions).where(actions.c.owner == owner, actions.c.state == "due").values(lease_until=None))
+
+
+def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
+    """Actions of these servers that wait at this step for a neighbour look again at once."""
+    tx.execute(sa.update(actions).where(actions.c.server_id.in_(sorted(set(server_ids))), actions.c.state == "due",
+                                        actions.c.step == step).values(due_at=now()))
 
 
 def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:

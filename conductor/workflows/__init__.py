@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conductor.saga import Workflow
-from conductor.workflows import create, delete, power, rebuild, rescue, shelve, snapshot
+from conductor.workflows import create, delete, interfaces, power, rebuild, rescue, shelve, snapshot
 
 WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     create.CREATE,
@@ -11,4 +11,6 @@ WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     power.RESUME, power.CRASH_DUMP, power.CHANGE_PASSWORD,
     rescue.RESCUE, rescue.UNRESCUE, rebuild.REBUILD, snapshot.SNAPSHOT, snapshot.BACKUP,
     shelve.SHELVE, shelve.OFFLOAD, shelve.UNSHELVE, shelve.UNSHELVE_HERE,
+    interfaces.ATTACH_INTERFACE, interfaces.DETACH_INTERFACE, interfaces.ADD_SECURITY_GROUP,
+    interfaces.REMOVE_SECURITY_GROUP,
     delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}

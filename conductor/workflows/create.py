@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create: find a host that fits, claim it, and have it make the guest.
 
-The guest is made by one verb on the host (image, disks, domain, start), so that a create is two
-transactions here and one command. After that command was sent only a definite failure moves the server to
-another host; silence waits for the host.
+The guest is made by one verb on the host (image, disks, domain, start), so that a create is two transactions here and
+one command, and one more with a call for its ports. After that command was sent only a definite failure moves the
+server to another host; silence waits for the host. A guest whose ports are not wired yet starts paused and waits.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common import states
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import guest, placing
+from conductor import guest, networks, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 
@@ -30,7 +30,17 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     placing.claim(tx, runs, _spec)
     for run in runs:
         if not run.paused and not run.problem:
-            run.set(task_state=states.SPAWNING)
+            run.set(task_state=states.NETWORKING if networks.wishes(run) else states.SPAWNING)
+
+
+def _plugged(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    networks.keep_plugged(tx, engine, runs)
+    for run in runs:
+        run.set(task_state=states.SPAWNING)
+
+
+def _unplugged(tx: Connection, engine: Engine, run: Run) -> None:
+    run.set(interfaces=[])
 
 
 def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
@@ -53,7 +63,12 @@ def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> No
 CREATE = Workflow("create", failed=_failed, steps=(
     Step("place", "first, because everything after it costs something on a host",
          propose=_propose, apply=_claim, undo=placing.leave),
+    Step("networks", "when the host is known, so that one call makes and binds all ports",
+         outside=networks.plug, apply=_plugged, undo=_unplugged, undo_outside=networks.patiently(networks.withdraw),
+         neighbour=networks.NETWORK, needed=networks.wishes),
     Step("build", "one command, because each message costs more than all that it saves",
          command=_build, done=_built),
+    networks.PLUG,
+    Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),
 ))
 

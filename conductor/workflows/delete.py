@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete: always wins. Whatever guests the server has become debts; the server is gone when they are paid.
 
-The action that ran before was superseded when this one was accepted. An image that it had begun to make, or that the
-server was shelved into, goes too; that comes last, because a silent image service must not keep a server alive.
-Also here: soft delete, which only stops the guest, and restore.
+The action that ran before was superseded when this one was accepted. Ports go when the guest is gone and before the
+server is, so that its user finds them free; a silent network service holds that up for a while, and is asked again
+afterwards. An image that the earlier action had begun to make, or that the server was shelved into, goes last, because
+a silent image service must not keep a server alive. Also here: soft delete, which only stops the guest, and restore.
 """
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ from common import states
 from common.models import Result
 from common.store import actions
 from common.store.engine import Connection, now
-from conductor import debts, guest
+from conductor import debts, guest, networks
 from conductor.saga import Engine, Run, Step, Workflow
 
 
 def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs):
         run.data["images"] = _images(tx, run)
+
+
+def _gone(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
         run.set(vm_state=states.DELETED, task_state=None, power_state=states.NOSTATE, deleted=1, deleted_at=now(),
                 terminated_at=now(), progress=0)
 
@@ -51,6 +56,11 @@ def _restored(tx: Connection, run: Run, result: Result) -> None:
 
 DELETE = Workflow("delete", steps=(
     Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True),
+    Step("unplug", "after the guest: what it still sends needs its port's rules",
+         outside=networks.patiently(networks.release), neighbour=networks.NETWORK, needed=networks.has_ports),
+    Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone),
+    Step("release", "what a silent network service kept, or an earlier call made late", outside=networks.release,
+         neighbour=networks.NETWORK, needed=lambda run: bool(run.data.get("ports_left"))),
     Step("forget", "last: only images are left, and the server is gone for its user already",
          outside=_forget, needed=lambda run: bool(run.data.get("images", True))),
 ))

@@ -7,14 +7,15 @@ is still on its host only starts it. The image goes when the server runs again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from common import states
-from common.models import ImageRef, RequestSpec, Result
+from common.models import ImageRef, RequestSpec
 from common.store import guests
 from common.store.engine import Connection, now
 from common.wire import from_wire, to_wire
-from conductor import debts, guest, images, placing
+from conductor import debts, guest, images, networks, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow
 
 
@@ -28,6 +29,19 @@ def _keep(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 def _leave_host(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs):
         run.set(vm_state=states.SHELVED_OFFLOADED, host=None, availability_zone=None, power_state=states.NOSTATE)
+
+
+def _unbound(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.set(vm_state=states.SHELVED_OFFLOADED)
+
+
+_UNBIND = Step("unbind", "its ports stay the server's, on no host", outside=networks.patiently(networks.unbind),
+               apply=_unbound, neighbour=networks.NETWORK, needed=networks.has_ports)
+
+
+def _offloads(run: Run) -> bool:
+    return bool(run.data.get("offloads"))
 
 
 def _was_running(run: Run) -> bool:
@@ -50,11 +64,13 @@ SHELVE = Workflow("shelve", failed=_shelve_failed, steps=(
     images.RECORD, images.UPLOAD,
     Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
     Step("offload", "last, and only where shelving gives the host up at once", apply=_leave_host,
-         needed=lambda run: bool(run.data.get("offloads"))),
+         needed=_offloads),
+    replace(_UNBIND, needed=lambda run: _offloads(run) and networks.has_ports(run)),
 ))
 
 OFFLOAD = Workflow("offload", steps=(
-    Step("remove", "the image is there; the guest is a debt of its host", apply=_leave_host, pivot=True),))
+    Step("remove", "the image is there; the guest is a debt of its host", apply=_leave_host, pivot=True),
+    _UNBIND))
 
 
 def _look(engine: Engine, run: Run) -> None:
@@ -81,10 +97,10 @@ def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, from_wire(ImageRef, run.data["image"])))}
 
 
-def _back(tx: Connection, run: Run, result: Result) -> None:
-    run.data["image_id"] = run.server.shelved_image_id
-    guest.runs(tx, run, result)
-    run.set(shelved_image_id=None, shelved_at=None)
+def _back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.data["image_id"] = run.server.shelved_image_id
+        run.set(shelved_image_id=None, shelved_at=None)
 
 
 def _unshelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
@@ -97,17 +113,22 @@ def _forget(engine: Engine, run: Run) -> None:
     engine.images.delete(run.data["image_id"])
 
 
+_BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
 _FORGET = Step("forget", "last: the server runs, and its disk is the truth again", outside=_forget)
 
 UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
     Step("look", "before a host is claimed for it", outside=_look),
     Step("place", "as for a new server", propose=_propose, apply=_claim, undo=placing.leave),
-    Step("build", "the guest is made of the shelved image", command=_build, done=_back, pivot=True),
-    _FORGET,
+    Step("networks", "when the host is known", outside=networks.rebind, apply=networks.keep_plugged,
+         undo_outside=networks.patiently(networks.unbind), neighbour=networks.NETWORK, needed=networks.has_ports),
+    Step("build", "the guest is made of the shelved image", command=_build, done=guest.runs),
+    networks.PLUG,
+    Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),
+    _BACK, _FORGET,
 ))
 
 UNSHELVE_HERE = Workflow("unshelve_here", steps=(
     Step("run", "the guest is still there, stopped", command=guest.start,
-         before=guest.will_run, done=_back, pivot=True),
-    _FORGET,
+         before=guest.will_run, done=guest.runs),
+    _BACK, _FORGET,
 ))

@@ -52,6 +52,10 @@ SCENARIOS = {
     "soft_delete": Scenario("softDelete", states.SOFT_DELETED, verb="ensure_stopped"),
     "restore": Scenario("restore", states.ACTIVE, before=("softDelete",), verb="ensure_running",
                         fails_as=states.SOFT_DELETED),
+    "attach_interface": Scenario("attach_interface", states.ACTIVE, verb="attach_interface"),
+    "detach_interface": Scenario("detach_interface", states.ACTIVE, verb="detach_interface"),
+    "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
+    "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
     "delete": Scenario("delete", states.DELETED, domains=0),
 }
 
@@ -61,6 +65,9 @@ ARGS: dict[str, dict[str, Any]] = {
     "createBackup": {"image_id": "22222222-2222-4222-8222-222222222222", "name": "backup", "backup_type": "daily",
                      "rotation": 1},
     "shelve": {"image_id": "33333333-3333-4333-8333-333333333333", "name": "s-shelved"},
+    "attach_interface": {"networks": [{"network": "n2", "tag": "blue"}]},
+    "addSecurityGroup": {"group": "g1", "name": "web"},
+    "removeSecurityGroup": {"group": "g1", "name": "web"},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
 }
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
@@ -69,7 +76,10 @@ SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "ne
 def ask(cloud: Cloud, server: str, wanted: str) -> None:
     """Ask for an action as the API does."""
     key, _, value = wanted.partition(":")
-    cloud.ask(server, key, value or None, ARGS.get(key), SECRETS.get(key))
+    args = ARGS.get(key)
+    if key == "detach_interface":
+        args = {"port": cloud.show(server).interfaces[0]["port"]}
+    cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 
 @dataclass
@@ -129,7 +139,7 @@ class Trial:
         assert len(self.cloud.domains(self.server)) == domains
         assert len(self.cloud.images.records) == images
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
-        assert self.cloud.findings() == []
+        assert (self.cloud.findings(), self.cloud.port_findings()) == ([], [])
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:

@@ -33,6 +33,7 @@ from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.select import Options
 from tests.workflows.images import Images
+from tests.workflows.networks import Networks
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
@@ -86,13 +87,13 @@ class Cloud:
     def __init__(self, store: Store, time: Time, hosts: int = 2) -> None:
         self.store, self.time = store, time
         schema.metadata.create_all(store.engine)
-        self.images = Images()
+        self.images, self.networks = Images(), Networks()
         self.hosts = {f"h{n}": Host(f"h{n}", time, self.images) for n in range(1, hosts + 1)}
         self.scheduler = Proposals(Hosts(store, time, "nova"), Options())
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
-        self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "vault": Vault("key"),
-                                        "shelved_offload_time": -1}
+        self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
+                                        "vault": Vault("key"), "shelved_offload_time": -1}
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
 
@@ -135,8 +136,8 @@ class Cloud:
         self.time.pass_by(1)
 
     def advance(self) -> None:
-        """Both lanes, until neither has anything due now."""
-        while runner.advance(self.engine) + runner.advance(self.engine, runner.OUTSIDE):
+        """Every lane, until none has anything due now."""
+        while sum(runner.advance(self.engine, lane) for lane in (runner.INSIDE, *runner.LANES)):
             pass
 
     def settle(self, limit: int = 80) -> None:
@@ -154,8 +155,9 @@ class Cloud:
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
     # --- what users do ---
-    def create(self, count: int = 1) -> list[str]:
-        servers = []
+    def create(self, count: int = 1, networks: list[dict[str, Any]] | None = None) -> list[str]:
+        """Servers, each with an interface in the network n1, or with these."""
+        servers, wishes = [], [{"network": "n1"}] if networks is None else networks
         with self.store.begin() as tx:
             for _ in range(count):
                 server, action = ids.new(), ids.new()
@@ -163,10 +165,10 @@ class Cloud:
                     id=server, project_id="project", user_id="user", name="s", hostname="s", vm_state=states.BUILDING,
                     task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(FLAVOR), flavor_id="1",
                     vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
-                    reservation_id="r", created_at=now(), updated_at=now()))
+                    interfaces=[] if wishes else None, reservation_id="r", created_at=now(), updated_at=now()))
                 actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
                                      "request_id": ids.new_request(), "name": "create", "workflow": "create",
-                                     "fence": 1}])
+                                     "fence": 1, "args": {"networks": wishes}}])
                 servers.append(server)
         return servers
 
@@ -191,3 +193,7 @@ class Cloud:
         found = {host.name: {state.server: state.power_state for state in host.driver.domains()}
                  for host in self.hosts.values()}
         return self.store.read(doctor.check) + self.store.read(lambda tx: doctor.compare(found, tx))
+
+    def port_findings(self) -> list[str]:
+        """What is wrong with the ports."""
+        return self.networks.findings(self.store.read(lambda tx: tx.execute(sa.select(schema.servers)).all()))

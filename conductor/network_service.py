@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network service as the conductor uses it (``saga.Networks``): as Kilonova's own user, with a token of its own."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from common import errors
+from common.clients.identity import Identity
+from common.clients.network import Client
+from common.models import Interface
+
+T = TypeVar("T")
+
+
+class NetworkService:
+    """One process's way to it; made after the process has forked. Only the lane of the network service calls it."""
+
+    def __init__(self, identity: Identity, client: Client) -> None:
+        self._identity, self._client = identity, client
+
+    def ports(self, server: str) -> list[dict[str, Any]]:
+        return self._ask(lambda token: self._client.ports(token, device_id=server))
+
+    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self._ask(lambda token: self._client.create_ports(token, ports))
+
+    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        return self._ask(lambda token: self._client.update_port(token, port_id, values))
+
+    def delete(self, port_id: str) -> None:
+        self._ask(lambda token: self._client.delete_port(token, port_id))
+
+    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
+        return self._ask(lambda token: self._client.described(token, ports))
+
+    def _ask(self, call: Callable[[str], T]) -> T:
+        """A token that is not accepted any more is given up; the call is made again later with a new one."""
+        try:
+            return call(self._identity.token())
+        except errors.Unauthorized as problem:
+            self._identity.forget_token()
+            raise errors.Unavailable("The network service does not accept Kilonova's token.") from problem

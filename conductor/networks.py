@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ports of servers: the steps that create, unshelve, attach, detach and delete share.
+
+A port that Kilonova made carries the server's id from its first moment, so what a crash or a lost answer left is found
+by asking for the server's ports; a port that its user made is only bound and unbound. The step that makes ports looks
+first when it may have been tried before. That a port is wired is asked, not remembered: the network service's event
+only makes the question come sooner.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common import errors
+from common.clients.network import MADE, is_made
+from common.clock import SECOND
+from common.models import Interface
+from common.store.engine import Connection
+from common.wire import from_wire, to_wire
+from conductor.saga import Engine, Networks, Run, Step
+
+Port = dict[str, Any]
+Call = Callable[[Engine, Run], None]
+NETWORK = "network"
+PATIENCE = 8                   #: tries, in about twenty seconds, after which a silent network service holds nobody up
+POLL_FIRST, POLL_AT_MOST = SECOND // 4, 4 * SECOND
+BOUND = ("bridge", "ovs")
+UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
+
+
+def of(run: Run) -> list[Interface]:
+    """The server's interfaces, counting what this transaction is about to write."""
+    kept = run.changes.get("interfaces", run.server.interfaces)
+    return [from_wire(Interface, one) for one in kept or ()]
+
+
+def service(engine: Engine) -> Networks:
+    """The network service.
+
+    Raises:
+        Unavailable: this conductor knows of none.
+    """
+    if engine.networks is None:
+        raise errors.Unavailable("This conductor has no network service.")
+    return engine.networks
+
+
+# --- making and binding ---
+def plug(engine: Engine, run: Run) -> None:
+    """Make the ports that are wished for and bind them, and those of the user, to the server's host."""
+    networks, wishes = service(engine), run.action.args["networks"]
+    there = networks.ports(run.server.id) if run.is_repeated else []      # a first try has left nothing
+    taken = {wish["port"] for wish in wishes if wish.get("port")} | _before(run)
+    spare = [port for port in there if port["id"] not in taken]
+    found: dict[int, dict[str, Any]] = {}
+    for number, wish in enumerate(wishes):
+        if wish.get("port"):
+            found[number] = networks.update(wish["port"], _binding(run))
+            continue
+        port = next((port for port in spare if _fits(port, wish)), None)
+        if port is not None:
+            spare.remove(port)
+            found[number] = networks.update(port["id"], _binding(run))
+    missing = [number for number in range(len(wishes)) if number not in found]
+    if missing:
+        made = networks.create([_new(run, wishes[number]) for number in missing])
+        found |= dict(zip(missing, made, strict=True))
+    _leave(networks, run, [found[number] for number in range(len(wishes))],
+           [wish.get("tag") or "" for wish in wishes])
+
+
+def rebind(engine: Engine, run: Run) -> None:
+    """Bind the server's ports to the host where it is now; one that its user has removed is gone."""
+    networks, ports, tags = service(engine), [], []
+    for one in of(run):
+        try:
+            ports.append(networks.update(one.port, _binding(run)))
+            tags.append(one.tag)
+        except errors.NotFound:
+            continue
+    _leave(networks, run, ports, tags)
+
+
+def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str]) -> None:
+    """What became of the ports, for the transaction; a port that cannot be bound here is the host's failure."""
+    failed = {port["id"]: port.get("binding:vif_type") for port in ports if port.get("binding:vif_type") not in BOUND}
+    if failed:
+        run.fail(f"The network service cannot bind port {', '.join(failed)} on this host.",
+                 f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {run.host}?",
+                 retryable=True)
+    run.left["plugged"] = [to_wire(one) | {"tag": tag}
+                           for one, tag in zip(networks.described(ports), tags, strict=True)]
+
+
+def _before(run: Run) -> set[str]:
+    """The ports that the server had before this action."""
+    wished = {wish.get("port") for wish in run.action.args["networks"]}
+    return {one["port"] for one in run.server.interfaces or ()} - wished
+
+
+def _binding(run: Run) -> dict[str, Any]:
+    zone = run.changes.get("availability_zone", run.server.availability_zone) or "nova"
+    return {"device_id": run.server.id, "device_owner": f"compute:{zone}", "binding:host_id": run.host}
+
+
+def _new(run: Run, wish: dict[str, Any]) -> Port:
+    port = {"network_id": wish["network"], "project_id": run.server.project_id, "admin_state_up": True,
+            "binding:profile": MADE, **_binding(run)}
+    if wish.get("fixed_ip"):
+        port["fixed_ips"] = [{"ip_address": wish["fixed_ip"]}]
+    if run.action.args.get("security_groups"):
+        port["security_groups"] = run.action.args["security_groups"]
+    return port
+
+
+def _fits(port: Port, wish: dict[str, Any]) -> bool:
+    addresses = [fixed["ip_address"] for fixed in port["fixed_ips"]]
+    return bool(port["network_id"] == wish["network"] and is_made(port)
+                and (not wish.get("fixed_ip") or wish["fixed_ip"] in addresses))
+
+
+# --- letting go ---
+def release(engine: Engine, run: Run) -> None:
+    """Remove the ports that were made for the server, and unbind its user's own."""
+    networks = service(engine)
+    for port in networks.ports(run.server.id):
+        let_go(networks, port)
+
+
+def withdraw(engine: Engine, run: Run) -> None:
+    """Remove or unbind what this action has made or bound; ports that the server had before stay."""
+    networks, kept = service(engine), _before(run)
+    for port in networks.ports(run.server.id):
+        if port["id"] not in kept:
+            let_go(networks, port)
+
+
+def let_go(networks: Networks, port: Port) -> None:
+    """Remove a port of ours, unbind one of the user's; gone is fine."""
+    if is_made(port):
+        networks.delete(port["id"])
+        return
+    try:
+        networks.update(port["id"], UNBOUND)
+    except errors.NotFound:
+        return
+
+
+def unbind(engine: Engine, run: Run) -> None:
+    """The server's ports are on no host any more; they stay the server's."""
+    networks = service(engine)
+    for port in networks.ports(run.server.id):
+        networks.update(port["id"], {"binding:host_id": ""})
+
+
+def patiently(call: Call) -> Call:
+    """A call that a silent network service holds up for a while and no longer: what is left is looked for later."""
+    def ask(engine: Engine, run: Run) -> None:
+        try:
+            call(engine, run)
+        except errors.Unavailable:
+            if run.action.sends < PATIENCE:
+                raise
+            run.left["ports_left"] = True
+    return ask
+
+
+# --- being wired ---
+def look(engine: Engine, run: Run) -> None:
+    """What the network service says of the server's interfaces now."""
+    networks, tags = service(engine), {one.port: one.tag for one in of(run)}
+    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]}
+                           for one in networks.described(networks.ports(run.server.id)) if one.port in tags]
+
+
+def await_wired(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    """Go on when every interface is active; else look again, until it has taken too long."""
+    for run in runs:
+        run.set(interfaces=run.data["plugged"])
+        since, polls = run.data.setdefault("plug_since", run.action.locked_at), run.data.get("polls", 0)
+        late = run.action.locked_at - since >= engine.vif_plugging_timeout * SECOND
+        missing = [one["port"] for one in run.data["plugged"] if not one["active"]]
+        if missing and not late:
+            run.again_in(min(POLL_FIRST * 2 ** min(polls, 8), POLL_AT_MOST), polls=polls + 1)
+        elif missing and engine.vif_plugging_is_fatal:
+            run.fail(f"The network service has not wired port {', '.join(missing)} within "
+                     f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works.")
+
+
+def keep_plugged(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    """Write what became of the ports; a guest whose interfaces are not wired yet starts paused."""
+    for run in runs:
+        run.set(interfaces=run.data["plugged"])
+        run.data["paused"] = bool(engine.vif_plugging_timeout
+                                  and not all(one["active"] for one in run.data["plugged"]))
+
+
+def is_waiting(run: Run) -> bool:
+    """Has the guest been started paused?"""
+    return bool(run.data.get("paused"))
+
+
+def wishes(run: Run) -> bool:
+    """Does the action ask for interfaces?"""
+    return bool(run.action.args.get("networks"))
+
+
+def has_ports(run: Run) -> bool:
+    """May the server have ports? NULL says that it never had."""
+    return run.server.interfaces is not None
+
+
+PLUG = Step("plug", "the guest waits, paused, until its first frame would arrive and be filtered",
+               outside=look, apply=await_wired, neighbour=NETWORK, needed=is_waiting)

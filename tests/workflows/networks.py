@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network service in memory, as the conductor uses it; it can refuse, be silent before or after it has done what was
+asked, wire late, and tell what is wrong with what it holds."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from common import errors, ids
+from common.clients.network import interface_of
+from common.models import Interface
+
+NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
+SUBNETS = {f"s-{name}": {"id": f"s-{name}", "cidr": "10.0.0.0/24", "gateway_ip": "10.0.0.1", "enable_dhcp": True,
+                         "dns_nameservers": [], "host_routes": []} for name in NETWORKS}
+
+
+class Networks:
+    """Implements ``conductor.saga.Networks``."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[str, Any]] = {}
+        self.refuses: str | None = None
+        self.silent = 0             # calls that are not answered, and do nothing
+        self.answers_lost = 0       # calls that are not answered, and are done all the same
+        self.wires_after = 0        # looks at a bound port before it is active
+        self.cannot_bind: set[str] = set()
+        self.numbers = iter(range(10, 250))
+
+    def ports(self, server: str) -> list[dict[str, Any]]:
+        self._speak()
+        found = [port for port in self.held.values() if port["device_id"] == server]
+        for port in found:
+            self._wire(port)
+        return self._answer([dict(port) for port in found])
+
+    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        self._speak()
+        if self.refuses:
+            raise errors.Conflict(self.refuses)
+        made = []
+        for wanted in ports:
+            number = next(self.numbers)
+            port = {"id": ids.new(), "mac_address": f"fa:16:3e:00:00:{number:02x}", "status": "DOWN", "looks": 0,
+                    "security_groups": ["default"],
+                    "fixed_ips": [{"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}],
+                    **wanted}
+            self._bind(port)
+            self.held[port["id"]] = port
+            made.append(dict(port))
+        return self._answer(made)
+
+    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        self._speak()
+        if port_id not in self.held:
+            raise errors.NotFound(f"Port {port_id} could not be found.")
+        port = self.held[port_id]
+        port.update(values)
+        if "binding:host_id" in values:
+            self._bind(port)
+        return self._answer(dict(port))
+
+    def delete(self, port_id: str) -> None:
+        self._speak()
+        self.held.pop(port_id, None)
+        self._answer(None)
+
+    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
+        return [interface_of(port, NETWORKS, SUBNETS) for port in ports]
+
+    def user_makes(self, network: str) -> str:
+        """A port that belongs to a user."""
+        made = self.create([{"network_id": network, "device_id": "", "device_owner": "", "binding:host_id": ""}])
+        return str(made[0]["id"])
+
+    def _bind(self, port: dict[str, Any]) -> None:
+        host = port.get("binding:host_id")
+        port["binding:vif_type"] = "unbound" if not host else "binding_failed" if host in self.cannot_bind else "bridge"
+        port.update(looks=0, status="DOWN")
+        self._wire(port, looked=0)
+
+    def _wire(self, port: dict[str, Any], looked: int = 1) -> None:
+        port["looks"] += looked
+        if port["binding:vif_type"] == "bridge" and port["looks"] >= self.wires_after:
+            port["status"] = "ACTIVE"
+
+    def _speak(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise errors.NoAnswer("the network service is silent")
+
+    def _answer(self, answer: Any) -> Any:
+        if self.answers_lost:
+            self.answers_lost -= 1
+            raise errors.NoAnswer("the network service's answer is lost")
+        return answer
+
+    def findings(self, servers: Iterable[Any]) -> list[str]:
+        """Ports of nobody, interfaces without a port, ports on another host than their server."""
+        alive = {server.id: server for server in servers if not server.deleted}
+        listed = {one["port"]: server for server in alive.values() for one in server.interfaces or ()}
+        found = [f"port {port['id']} is nobody's" for port in self.held.values()
+                 if port["device_id"] and port["id"] not in listed]
+        for port_id, server in listed.items():
+            port = self.held.get(port_id)
+            if port is None:
+                found.append(f"server {server.id} has no port {port_id}")
+            elif (port["device_id"], port["binding:host_id"]) != (server.id, server.host or ""):
+                found.append(f"port {port_id} is on {port['binding:host_id']}, its server on {server.host}")
+        return found

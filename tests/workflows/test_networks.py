@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions that need ports: a network service that refuses, is silent, loses its answers, wires late or cannot bind."""
+from __future__ import annotations
+
+import pytest
+
+from common import errors, states
+from common.store import actions
+from compute_agent.virt.memory import Fail
+from conductor import networks
+from tests.workflows.scenarios import SCENARIOS, ask, trial_of
+from tests.workflows.simulator import Cloud
+
+#: Workflows that call the network service.
+CALLERS = ("create", "attach_interface", "detach_interface", "add_security_group", "remove_security_group", "offload",
+           "unshelve", "delete")
+
+
+@pytest.fixture
+def cloud(cloud: Cloud) -> Cloud:
+    """A cloud whose hosts have said hello."""
+    cloud.round()
+    return cloud
+
+
+@pytest.mark.parametrize("workflow", CALLERS)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_silent_network_service_makes_it_late(cloud: Cloud, workflow: str, count: int) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.networks.silent = count
+    trial.begin()
+    cloud.settle()
+    trial.has_ended()
+
+
+@pytest.mark.parametrize("workflow", CALLERS)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_was_done_although_its_answer_was_lost_is_found(cloud: Cloud, workflow: str, count: int) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.networks.answers_lost = count
+    trial.begin()
+    cloud.settle()
+    trial.has_ended()
+
+
+def test_a_silent_network_service_delays_only_what_needs_it(cloud: Cloud) -> None:
+    waits = cloud.create()[0]
+    cloud.networks.silent = 100_000
+    cloud.round()
+    other = cloud.create(networks=[])[0]
+    for _ in range(3):
+        cloud.round()
+    assert cloud.show(other).vm_state == states.ACTIVE
+    assert cloud.show(waits).task_state == states.NETWORKING
+    ask(cloud, other, "delete")
+    cloud.round()
+    cloud.round()
+    assert cloud.show(other).vm_state == states.DELETED
+    cloud.networks.silent = 0
+    cloud.settle()
+    assert cloud.show(waits).vm_state == states.ACTIVE
+
+
+@pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
+def test_a_dead_network_service_holds_nobody_up_for_ever_and_leaves_nothing(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.networks.silent = 100_000
+    trial.begin()
+    for _ in range(60):
+        cloud.round()
+    server = cloud.show(trial.server)
+    assert (server.vm_state, server.task_state) == (SCENARIOS[workflow].ends, None)
+    cloud.networks.silent = 0
+    if workflow != "delete":
+        ask(cloud, trial.server, "delete")
+    cloud.settle()
+    assert (cloud.networks.held, cloud.findings()) == ({}, [])
+
+
+def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(cloud: Cloud) -> None:
+    cloud.networks.refuses = "IP address 10.0.0.9 is in use."
+    server = cloud.create()[0]
+    cloud.settle()
+    shown = cloud.show(server)
+    assert (shown.vm_state, shown.fault["message"]) == (states.ERROR, "IP address 10.0.0.9 is in use.")
+    assert (cloud.networks.held, cloud.domains(server), cloud.port_findings()) == ({}, [], [])
+
+
+def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) -> None:
+    cloud.networks.cannot_bind = {"h1"}
+    server = cloud.create()[0]
+    cloud.settle()
+    assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h2", states.ACTIVE)
+    assert len(cloud.networks.held) == 1
+    assert (cloud.findings(), cloud.port_findings()) == ([], [])
+
+
+def test_a_guest_whose_ports_are_not_wired_yet_waits_paused(cloud: Cloud) -> None:
+    cloud.networks.wires_after = 4
+    server = cloud.create()[0]
+    seen = set()
+    for _ in range(30):
+        cloud.round()
+        seen |= {guest.power_state for host in cloud.hosts.values() for guest in host.driver.guests.values()}
+    assert seen == {states.POWER_PAUSED, states.RUNNING}
+    shown = cloud.show(server)
+    assert (shown.vm_state, shown.power_state) == (states.ACTIVE, states.RUNNING)
+    assert all(one["active"] for one in shown.interfaces)
+
+
+def test_an_event_makes_the_question_come_at_once(cloud: Cloud) -> None:
+    cloud.networks.wires_after = 1000
+    server = cloud.create()[0]
+    for _ in range(8):
+        cloud.round()
+    for port in cloud.networks.held.values():
+        port["looks"] = 1000
+    before = cloud.time.micros
+    cloud.store.write(lambda tx: actions.wake(tx, [server], "plug"))
+    cloud.advance()
+    assert cloud.time.micros - before < 1_000_000
+    cloud.round()
+    assert cloud.show(server).vm_state == states.ACTIVE
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_ports_that_are_never_wired(cloud: Cloud, fatal: bool) -> None:
+    cloud.options |= {"vif_plugging_timeout": 10, "vif_plugging_is_fatal": fatal}
+    cloud.restart_conductor()
+    cloud.networks.wires_after = 1000
+    server = cloud.create()[0]
+    cloud.settle()
+    shown = cloud.show(server)
+    assert shown.vm_state == (states.ERROR if fatal else states.ACTIVE)
+    if fatal:
+        assert "within 10 seconds" in shown.fault["message"]
+        assert (cloud.networks.held, cloud.domains(server)) == ({}, [])
+
+
+def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> None:
+    port = cloud.networks.user_makes("n1")
+    server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
+    cloud.settle()
+    first, second = cloud.show(server).interfaces
+    assert (first["port"], first["own"], second["own"], len(cloud.networks.held)) == (port, False, True, 2)
+    ask(cloud, server, "delete")
+    cloud.settle()
+    assert list(cloud.networks.held) == [port]
+    held = cloud.networks.held[port]
+    assert (held["device_id"], held["device_owner"], held["binding:host_id"]) == ("", "", "")
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cloud, rounds: int) -> None:
+    port = cloud.networks.user_makes("n2")
+    server = cloud.create()[0]
+    cloud.settle()
+    for host in cloud.hosts.values():
+        host.driver.script["attach_interface"] = [Fail("never reached")] * 9
+    cloud.lose = lambda kind: kind == "do"
+    cloud.ask(server, "attach_interface", args={"networks": [{"port": port}]})
+    for _ in range(rounds):
+        cloud.advance()
+    cloud.lose = lambda kind: False
+    ask(cloud, server, "delete")
+    cloud.settle()
+    assert list(cloud.networks.held) == [port]
+    assert cloud.networks.held[port]["device_id"] == ""
+
+
+def test_an_attach_that_the_host_refuses_leaves_no_port(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "attach_interface")
+    for host in cloud.hosts.values():
+        host.driver.script["attach_interface"] = [Fail("No room for another device.")]
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.ACTIVE, 1)
+    assert len(cloud.networks.held) == len(cloud.show(trial.server).interfaces) == 1
+
+
+def test_interfaces_follow_a_shelved_server_to_its_next_host(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "unshelve")
+    before = cloud.show(trial.server).interfaces
+    assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [""]
+    trial.begin()
+    cloud.settle()
+    after = cloud.show(trial.server)
+    assert [one["addresses"] for one in after.interfaces] == [one["addresses"] for one in before]
+    assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [after.host]
+
+
+def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
+    server = cloud.create()[0]
+    cloud.settle()
+    shown = cloud.show(server)
+    guest = cloud.hosts[shown.host].driver.guests[server]
+    assert [one.port for one in guest.interfaces] == [shown.interfaces[0]["port"]]
+    assert shown.interfaces[0]["label"] == "net-n1"
+
+
+def test_a_conductor_without_network_service_waits(cloud: Cloud) -> None:
+    cloud.engine.networks = None
+    with pytest.raises(errors.Unavailable):
+        networks.service(cloud.engine)
