@@ -66,7 +66,7 @@ class Networks(Protocol):
 @dataclass(frozen=True)
 class Settings:
     """The options that handlers need. answer_patience: seconds that an answer waits for a step; reclaim_interval:
-    seconds that a deleted server can be restored."""
+    seconds that a deleted server can be restored; console_url: where browsers reach the console service."""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -76,6 +76,8 @@ class Settings:
     threads: int = 16
     answer_patience: float = 30.0
     reclaim_interval: int = 0
+    console_url: str = "http://127.0.0.1:6080"
+    console_token_seconds: int = 600
     quota: Mapping[str, int] = field(default_factory=lambda: {
         "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
         "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,

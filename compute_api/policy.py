@@ -92,6 +92,8 @@ RULES: dict[str, str] = {
     _API + "os-deferred-delete:restore": MEMBER,
     _API + "os-deferred-delete:force": MEMBER,
     _API + "os-console-output": MEMBER,
+    _API + "os-remote-consoles": MEMBER,
+    _API + "os-console-auth-tokens": ADMIN,
     _API + "os-server-diagnostics": ADMIN,
     _API + "os-server-password:show": READER,
     _API + "os-server-password:clear": MEMBER,

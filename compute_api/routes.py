@@ -15,6 +15,7 @@ from compute_api.microversions import Range
 from compute_api.resources import (
     addresses,
     availability_zones,
+    consoles,
     extensions,
     flavors,
     hypervisors,
@@ -30,6 +31,7 @@ from compute_api.resources import (
     services,
 )
 from compute_api.schemas import common
+from compute_api.schemas import consoles as console_bodies
 from compute_api.schemas import flavors as flavor_bodies
 from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
@@ -87,6 +89,8 @@ ROUTES: tuple[Route, ...] = (
     Route("PUT", _SERVER, servers.update, _P + "servers:update", body=server_bodies.UPDATE),
     Route("DELETE", _SERVER, servers.delete, _P + "servers:delete", success=204),
     Route("POST", _SERVER + "/action", server_actions.act, "", success=202, body=server_action_bodies.BODY),
+    Route("POST", _SERVER + "/remote-consoles", consoles.create, _P + "os-remote-consoles", "2.6",
+          body=console_bodies.CREATE),
     Route("GET", _SERVER + "/diagnostics", server_diagnostics.show, _P + "os-server-diagnostics"),
     Route("GET", _SERVER + "/os-server-password", server_diagnostics.password, _P + "os-server-password:show"),
     Route("DELETE", _SERVER + "/os-server-password", server_diagnostics.clear_password,
@@ -120,6 +124,14 @@ ROUTES: tuple[Route, ...] = (
           until="2.20"),
     Route("GET", _SERVER + "/os-instance-actions/{request_id}", instance_actions.show, _P + "os-instance-actions:show",
           "2.21", deleted=True),
+
+    # consoles' tokens, for proxies
+    Route("GET", "/os-console-auth-tokens/{token}", consoles.refused_token, _P + "os-console-auth-tokens",
+          until="2.30", query=console_bodies.SHOW_TOKEN),
+    Route("GET", "/os-console-auth-tokens/{token}", consoles.show_token, _P + "os-console-auth-tokens", "2.31", "2.98",
+          query=console_bodies.SHOW_TOKEN),
+    Route("GET", "/os-console-auth-tokens/{token}", consoles.show_token_with_tls, _P + "os-console-auth-tokens",
+          "2.99", query=console_bodies.SHOW_TOKEN),
 
     # flavors
     Route("GET", "/flavors", flavors.index, "", query=flavor_bodies.LIST),

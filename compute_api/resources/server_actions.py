@@ -18,7 +18,7 @@ from compute_api import microversions, passwords, waiting
 from compute_api.asking import ask
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
-from compute_api.resources import server_preparing, server_rebuild
+from compute_api.resources import consoles, server_preparing, server_rebuild
 from compute_api.schemas import server_actions as schemas
 
 #: What an action makes of its body, by the body's key; others need nothing.
@@ -101,5 +101,9 @@ def console_output(request: Request, server: Any) -> dict[str, Any]:
     return {"output": _UNPRINTABLE.sub("", output)}
 
 
-#: What is asked of a host at once by an action, by the row's ``query``.
-QUERIES: dict[str, Callable[[Request, Any], dict[str, Any]]] = {"console_output": console_output}
+#: What an action answers at once, by the row's ``query``.
+QUERIES: dict[str, Callable[[Request, Any], dict[str, Any]]] = {
+    "console_output": console_output,
+    "vnc_console": consoles.by_action("os-getVNCConsole", "vnc"),
+    "spice_console": consoles.by_action("os-getSPICEConsole", "spice"),
+    "serial_console": consoles.by_action("os-getSerialConsole", "serial")}
