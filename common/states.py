@@ -226,6 +226,8 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("create", "build"): "compute__do_build_and_run_instance",
     ("attach_interface", "attach"): "compute_attach_interface",
     ("detach_interface", "detach"): "compute_detach_interface",
+    ("add_security_group", "change"): "conductor_add_security_group",
+    ("remove_security_group", "change"): "conductor_remove_security_group",
     ("start", "run"): "compute_start_instance",
     ("stop", "stop"): "compute_stop_instance",
     ("reboot_soft", "reboot"): "compute_reboot_instance",

@@ -9,6 +9,7 @@ import pytest
 from common import states
 from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
 from compute_agent.verbs import VERBS
+from conductor import runner
 from conductor.workflows import WORKFLOWS
 
 STRINGS = {name: value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
@@ -33,8 +34,8 @@ def test_every_action_speaks_of_known_states(row: Action) -> None:
 
 
 #: Actions that no task_state shows, as the API has it, and those that leave the server as it was.
-UNSEEN = {"trigger_crash_dump"}
-UNCHANGED = {"trigger_crash_dump", "createImage", "createBackup"}
+UNSEEN = {"trigger_crash_dump", "attach_interface", "detach_interface", "addSecurityGroup", "removeSecurityGroup"}
+UNCHANGED = UNSEEN | {"createImage", "createBackup"}
 
 
 @ROWS
@@ -158,12 +159,22 @@ def test_every_workflow_is_well_formed(name: str) -> None:
         assert step.why, f"{step.name} does not say why it stands there"
         ways = [way for way in (step.apply, step.command, step.outside) if way is not None]
         only_back = step.undo is not None or step.undo_command is not None or step.undo_outside is not None
-        assert len(ways) == 1 or not ways and only_back, f"{step.name} is neither here, nor outside, nor on a host"
+        assert len(ways) == 1 or ways == [step.apply, step.outside] or not ways and only_back, \
+            f"{step.name} is neither here, nor outside, nor on a host"
         assert step.propose is None or step.apply is not None
         assert not (step.before or step.done) or step.command is not None
+        assert (step.neighbour in runner.LANES) and (step.outside is None or step.name in runner.LANES[step.neighbour])
     assert workflow.index(None) == 0
     with pytest.raises(StopIteration):
         workflow.index("no such step")
+
+
+def test_a_steps_name_belongs_to_one_lane() -> None:
+    names = [name for steps in runner.LANES.values() for name in steps]
+    inside = {step.name for workflow in WORKFLOWS.values() for step in workflow.steps
+              if not (step.outside or step.undo_outside)}
+    assert len(names) == len(set(names))
+    assert inside & set(names) == set()
 
 
 @pytest.mark.parametrize("name", sorted(VERBS))

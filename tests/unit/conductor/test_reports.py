@@ -24,7 +24,7 @@ def cloud() -> Cloud:
 
 def being_built(cloud: Cloud) -> tuple[str, Sync, Result]:
     """A server, the sync with which its host will report that it is built, and that result."""
-    server = cloud.create()[0]
+    server = cloud.create(networks=[])[0]
     runner.advance(cloud.engine)
     host = cloud.hosts[cloud.show(server).host]
     host.work()
@@ -63,10 +63,10 @@ def test_reports_of_a_session_that_is_over_are_not_believed(cloud: Cloud) -> Non
 def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) -> None:
     rung: list[str] = []
     cloud.engine.ring = lambda: rung.append("ring")
-    cloud.create()
+    cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert rung == []
     cloud.engine.post.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
-    cloud.create()
+    cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert rung == ["ring"]
