@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process kilonova-api: gunicorn with threads, and the real services behind the application.
+"""The process kilonova-api: the real services behind the application.
 
 gunicorn's master reads the configuration. Several workers share the code that it imports for them; for a single one
-that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork. On
-TERM a worker finishes what it has in hand and ends at once, whatever threads the libraries still have.
+that would only keep a second copy. Each worker makes its own store, broker connection and threads after the fork.
 """
 from __future__ import annotations
 
 import gc
 import importlib
-import logging
-import os
 from typing import Any
 
-from gunicorn.app.base import BaseApplication
 from oslo_config import cfg
 
 from common import service
+from compute_api.serving import Server
 
-KEEP_ALIVE = 75          # seconds that an idle connection of a client stays open
-TIMEOUT = 120            # seconds after which a worker that does not answer the master is replaced
-GRACE = 8                # seconds for requests in hand after TERM
 #: What several workers share.
 _SHARED = ("compute_api.app", "compute_api.tokens", "common.rpc.agent", "common.rpc.conductor",
            "common.clients.identity")
@@ -64,36 +58,6 @@ def close() -> None:
         _opened.pop(0).close()
 
 
-class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
-    """gunicorn, configured by us alone: no command line, no file of its own."""
-
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._conf = conf
-        super().__init__()
-
-    def load_config(self) -> None:
-        """Called by gunicorn."""
-        host = f"[{self._conf.api.host}]" if ":" in self._conf.api.host else self._conf.api.host
-        for name, value in {
-            "bind": f"{host}:{self._conf.api.port}", "workers": self._conf.api.workers, "worker_class": "gthread",
-            "threads": self._conf.api.threads, "keepalive": KEEP_ALIVE, "timeout": TIMEOUT, "graceful_timeout": GRACE,
-            "limit_request_line": 8190, "control_socket_disable": True, "proc_name": "kilonova-api",
-            "worker_exit": _ended,
-        }.items():
-            self.cfg.set(name, value)
-
-    def load(self) -> Any:
-        """Called by gunicorn in each worker."""
-        return application(self._conf)
-
-
-def _ended(server: Any, worker: Any) -> None:
-    """The worker's last act: close, and end although threads of the libraries linger."""
-    close()
-    logging.shutdown()
-    os._exit(0)
-
-
 def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
@@ -101,7 +65,8 @@ def main() -> None:
         for name in _SHARED:
             importlib.import_module(name)
         gc.freeze()
-    Server(conf).run()
+    Server("kilonova-api", conf.api.host, conf.api.port, lambda: application(conf), close, workers=conf.api.workers,
+           threads=conf.api.threads).run()
 
 
 if __name__ == "__main__":

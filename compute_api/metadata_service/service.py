@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process kilonova-metadata: tells guests who they are, over HTTP, through the network service's proxy.
+
+Reads the database and asks nobody else. A client that stalls in the middle of a request is cut off, since it would
+hold a thread.
+"""
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from oslo_config import cfg
+
+from common import config, service
+from compute_api.serving import Server
+
+logger = logging.getLogger(__name__)
+PATIENCE = 10            # seconds for the next bytes of a request
+
+_opened: list[Any] = []
+
+
+def application(conf: cfg.ConfigOpts) -> Any:
+    """The WSGI application; call it in the process that will serve it."""
+    from common.store.engine import Store
+    from compute_api.metadata_service import app
+    from compute_api.metadata_service.guests import Guests
+    from compute_api.metadata_service.rate import Rate
+    own = conf.metadata
+    store = Store(conf.database.url, pool=own.threads)
+    _opened.append(store)
+    served = app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
+                        Rate(own.rate))
+
+    def patient(environ: dict[str, Any], start_response: Any) -> Any:
+        environ["gunicorn.socket"].settimeout(PATIENCE)
+        return served(environ, start_response)
+    return patient
+
+
+def close() -> None:
+    """Close what ``application`` opened."""
+    while _opened:
+        _opened.pop(0).close()
+
+
+def main() -> None:
+    """The console script kilonova-metadata."""
+    conf = service.start("metadata")
+    try:
+        config.vendor_data(conf)
+    except config.ConfigError as problem:
+        sys.exit(f"kilonova-metadata: {problem}")
+    if not conf.metadata.proxy_shared_secret:
+        logger.warning("no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
+                       "service's proxies have")
+    Server("kilonova-metadata", conf.metadata.host, conf.metadata.port, lambda: application(conf), close,
+           threads=conf.metadata.threads).run()
+
+
+if __name__ == "__main__":
+    main()

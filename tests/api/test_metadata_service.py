@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What guests find at 169.254.169.254, who is refused, and what it costs."""
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import falcon.testing
+import pytest
+import sqlalchemy as sa
+
+from common.models import Interface
+from common.store import schema
+from common.wire import to_wire
+from compute_api.metadata_service import app
+from compute_api.metadata_service.asker import signature
+from compute_api.metadata_service.guests import Guests
+from compute_api.metadata_service.rate import MOST as MOST_RATES
+from compute_api.metadata_service.rate import Rate
+from tests.api.conftest import OTHER, PROJECT, Cloud
+
+SECRET = "a shared secret"
+ADDRESS, SECOND, OTHERS = "10.0.0.5", "fd00::5", "10.0.0.6"
+USER_DATA = b"#!/bin/sh\necho \xff\n"
+TEXT = "text/plain; charset=UTF-8"
+
+
+class Service:
+    """The metadata service over a cloud, with a server that has a port; it counts statements and holds the clock."""
+
+    def __init__(self, cloud: Cloud, secret: str = SECRET, rate: int = 1000, seconds: float = 15,
+                 most: int = 1000) -> None:
+        self.cloud, self.time, self.statements = cloud, 100.0, 0
+        self.server = self.make(ADDRESS, SECOND)
+        self.guests = Guests(cloud.store, {"ntp": "n1"}, seconds, lambda: self.time, most)
+        self.rate = Rate(rate, lambda: self.time)
+        self.client = falcon.testing.TestClient(app.create(self.guests, secret, self.rate))
+        sa.event.listen(cloud.store.engine, "before_cursor_execute", self._count)
+
+    def _count(self, *arguments: Any) -> None:
+        self.statements += not str(arguments[2]).startswith("BEGIN")
+
+    def make(self, *addresses: str) -> str:
+        server = self.cloud.create(name="Web <1>", metadata={"a": "b"}, user_data=base64.b64encode(USER_DATA).decode())
+        port = Interface("port1", "net1", "private", "fa:16:3e:00:00:01", mtu=1450, tag="blue", device="tap1",
+                         addresses=[
+            {"address": address, "version": 6 if ":" in address else 4, "prefix": 24, "dhcp": True, "floating": []}
+            for address in addresses])
+        self.cloud.rest(server, interfaces=[to_wire(port)])
+        return server
+
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, server: str | None = None,
+            **headers: str | None) -> falcon.testing.Result:
+        """As the proxy asks; a header given as None is left out."""
+        server = server or self.server
+        sent = {"X-Instance-ID": server, "X-Tenant-ID": PROJECT, "X-Forwarded-For": ADDRESS,
+                "X-Instance-ID-Signature": signature(SECRET, server)}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
+        return self.client.simulate_request(method, path, body=body, headers={
+            name: value for name, value in sent.items() if value is not None})
+
+    def password(self) -> str | None:
+        return next(row.password for row in self.cloud.rows(schema.servers) if row.id == self.server)
+
+
+@pytest.fixture
+def make(cloud: Cloud) -> Iterator[Callable[..., Service]]:
+    yield lambda **more: Service(cloud, **more)
+
+
+@pytest.fixture
+def service(make: Callable[..., Service]) -> Service:
+    return make()
+
+
+EC2_LIST = "1.0\n2007-01-19\n2007-03-01\n2007-08-29\n2007-10-10\n2007-12-15\n2008-02-01\n2008-09-01\n2009-04-04\nlatest"
+
+
+@pytest.mark.parametrize(("path", "shown"), [
+    ("/", EC2_LIST), ("/ec2", EC2_LIST), ("/ec2/", EC2_LIST),
+    ("/openstack", "2012-08-10\n2013-04-04\n2013-10-17\n2015-10-15\n2016-06-30\n2016-10-06\n2017-02-22\n2018-08-27\n"
+                   "2020-10-14\n2025-04-04\nlatest"),
+    ("/openstack/2012-08-10", "meta_data.json\nuser_data"),
+    ("/openstack/latest/", "meta_data.json\nuser_data\npassword\nvendor_data.json\nnetwork_data.json\n"
+                           "vendor_data2.json"),
+    ("/latest", "meta-data/\nuser-data"), ("/2009-04-04/", "meta-data/\nuser-data"),
+    ("/latest/meta-data/local-ipv4", ADDRESS), ("/ec2/2009-04-04/meta-data/instance-type", "m1.tiny"),
+    ("/latest/meta-data/placement/", "availability-zone"), ("//latest//meta-data/hostname", "web-1"),
+    ("/1.0/meta-data/security-groups", "default"), ("/openstack/latest/password", "")])
+def test_lists_and_words(service: Service, path: str, shown: str) -> None:
+    told = service.ask(path)
+    assert (told.status_code, told.text, told.headers["content-type"]) == (200, shown, TEXT)
+
+
+def test_documents(service: Service) -> None:
+    told = service.ask("/openstack/latest/meta_data.json")
+    assert told.headers["content-type"] == "application/json"
+    assert told.json.pop("random_seed") != service.ask("/openstack/latest/meta_data.json").json["random_seed"]
+    assert {name: told.json[name] for name in ("uuid", "name", "hostname", "project_id", "meta", "availability_zone")} \
+        == {"uuid": service.server, "name": "Web <1>", "hostname": "web-1", "project_id": PROJECT, "meta": {"a": "b"},
+            "availability_zone": "nova"}
+    assert told.json["devices"][0]["tags"] == ["blue"]
+    assert "files" not in told.json and "admin_pass" not in told.json
+    assert service.ask("/openstack/latest/vendor_data.json").json == {"ntp": "n1"}
+    assert service.ask("/openstack/latest/vendor_data2.json").json == {"static": {"ntp": "n1"}}
+    networks = service.ask("/openstack/latest/network_data.json").json
+    assert networks["links"][0]["ethernet_mac_address"] == "fa:16:3e:00:00:01"
+    assert [network["type"] for network in networks["networks"]] == ["ipv4_dhcp", "ipv6_dhcp"]
+    for path in ("/openstack/2012-08-10/user_data", "/openstack/latest/user_data", "/latest/user-data"):
+        assert service.ask(path).content == USER_DATA
+    head = service.ask("/latest/user-data", "HEAD")
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(USER_DATA)))
+
+
+@pytest.mark.parametrize("path", [
+    "/latest/nothing", "/1999-01-01", "/openstack/1999-01-01/meta_data.json", "/openstack/2012-08-10/vendor_data.json",
+    "/openstack/2012-08-10/password", "/openstack/content/0000", "/openstack/latest/meta_data.json/x", "/%00",
+    "/latest/meta-data/../../openstack", "/openstack/latest/password/x", "/latest/meta-data/hostname/x", "/ec2/ec2",
+    "/" + "a/" * 3000])
+def test_what_is_not_there(service: Service, path: str) -> None:
+    assert service.ask(path).status_code == 404
+
+
+@pytest.mark.parametrize(("status", "headers"), [
+    (400, {"X_Instance_ID": None}), (400, {"X_Tenant_ID": None}), (400, {"X_Instance_ID_Signature": None}),
+    (403, {"X_Instance_ID_Signature": "0" * 64}), (403, {"X_Instance_ID_Signature": signature("another", "x")}),
+    (403, {"X_Instance_ID_Signature": "\xff" * 64}), (403, {"X_Instance_ID": "\xff"}),
+    (404, {"X_Tenant_ID": OTHER}), (404, {"X_Tenant_ID": "p" * 5000}),
+    (404, {"X_Forwarded_For": OTHERS}), (404, {"X_Forwarded_For": None}), (404, {"X_Forwarded_For": ""}),
+    (404, {"X_Forwarded_For": f"{ADDRESS}, {OTHERS}"}), (404, {"X_Forwarded_For": "10.0.0.0/8"}),
+    (404, {"X_Forwarded_For": "not an address" * 1000})])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_forged_headers_are_refused_and_logged(
+        service: Service, caplog: pytest.LogCaptureFixture, method: str, status: int, headers: dict[str, str | None]
+) -> None:
+    assert service.ask("/latest/meta-data/hostname").status_code == 200
+    refused = service.ask("/openstack/latest/password", method, b"stolen", **headers)
+    assert refused.status_code == status
+    assert service.password() is None
+    logged = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(logged) == 1 and len(logged[0]) < 600
+    for text in (*logged, refused.text):
+        assert SECRET not in text and signature(SECRET, service.server) not in text
+
+
+def test_a_signature_is_good_for_its_server_alone(service: Service) -> None:
+    other = service.make(OTHERS)
+    assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
+    assert service.ask("/", server=other).status_code == 404                        # at the first one's address
+    assert service.ask("/", server=other, X_Forwarded_For=OTHERS,
+                       X_Instance_ID_Signature=signature(SECRET, service.server)).status_code == 403
+
+
+@pytest.mark.parametrize("address", [ADDRESS, SECOND, "FD00:0:0::5"])
+def test_each_address_of_a_port_is_the_guest(service: Service, address: str) -> None:
+    assert service.ask("/latest/meta-data/hostname", X_Forwarded_For=address).text == "web-1"
+
+
+def test_without_a_secret_nobody_is_answered(make: Callable[..., Service]) -> None:
+    service = make(secret="")
+    for more in ({}, {"X_Instance_ID_Signature": signature("", service.server)}, {"X_Instance_ID_Signature": ""}):
+        refused = service.ask("/", **more)
+        assert refused.status_code == 403 and "proxy_shared_secret" in refused.text
+
+
+def test_servers_that_are_gone_or_have_no_port(service: Service) -> None:
+    unknown = "00000000-0000-0000-0000-000000000000"
+    assert service.ask("/", server=unknown).status_code == 404
+    gone, bare = service.make(ADDRESS), service.make(ADDRESS)
+    service.cloud.change(schema.servers, schema.servers.c.id == gone, deleted=1)
+    service.cloud.change(schema.servers, schema.servers.c.id == bare, interfaces=None)
+    assert service.ask("/", server=gone).status_code == service.ask("/", server=bare).status_code == 404
+    service.cloud.change(schema.servers, schema.servers.c.id == service.server, deleted=1)
+    assert service.ask("/").status_code == 404
+
+
+def test_one_statement_until_it_is_forgotten(service: Service) -> None:
+    service.statements = 0
+    for path in ("/", "/openstack/latest/meta_data.json", "/latest/user-data", "/openstack/latest/password"):
+        assert service.ask(path).status_code == 200
+    assert service.statements == 1
+    service.cloud.change(schema.servers, schema.servers.c.id == service.server, hostname="renamed")
+    service.statements = 0
+    assert service.ask("/latest/meta-data/hostname").text == "web-1"
+    assert service.statements == 0
+    service.time += 15
+    assert service.ask("/latest/meta-data/hostname").text == "renamed"
+    assert service.statements == 1
+
+
+def test_every_request_reads_when_nothing_is_remembered(make: Callable[..., Service]) -> None:
+    service = make(seconds=0)
+    service.statements = 0
+    assert [service.ask("/").status_code for _ in range(3)] == [200] * 3
+    assert service.statements == 3
+
+
+def test_as_many_are_remembered_as_there_is_room_for(make: Callable[..., Service]) -> None:
+    service = make(most=2)
+    servers = [service.make(ADDRESS) for _ in range(3)]
+    service.statements = 0
+    assert [service.ask("/", server=server).status_code for server in servers + servers[1:]] == [200] * 5
+    assert service.statements == 3
+    assert service.ask("/", server=servers[0]).status_code == 200
+    assert service.statements == 4                            # the one that was forgotten for the third
+
+
+def test_a_guest_posts_its_password_once(service: Service) -> None:
+    path = "/openstack/2013-04-04/password"
+    assert service.ask(path).text == ""
+    posted = service.ask(path, "POST", b"c2VhbGVk")
+    assert (posted.status_code, posted.content) == (200, b"")
+    assert service.ask(path).text == "c2VhbGVk"
+    assert service.ask(path, "POST", b"other").status_code == 409
+    assert service.cloud.call("GET", f"/servers/{service.server}/os-server-password").json == {"password": "c2VhbGVk"}
+    assert service.cloud.call("DELETE", f"/servers/{service.server}/os-server-password").status_code == 204
+    assert service.ask(path, "POST", b"another").status_code == 200
+    assert (service.ask(path).text, service.password()) == ("another", "another")
+
+
+@pytest.mark.parametrize(("body", "status"), [
+    (b"x" * 1020, 200), (b"x" * 1021, 400), ("é".encode() * 510, 200), (b"", 400), (b"\xff", 400), (b"a\x00b", 400),
+    (b"x" * 1_000_000, 400)])
+def test_bounds_of_a_password(service: Service, body: bytes, status: int) -> None:
+    assert service.ask("/openstack/latest/password", "POST", body).status_code == status
+    assert service.password() == (body.decode() if status == 200 else None)
+
+
+@pytest.mark.parametrize(("path", "method", "allowed"), [
+    ("/", "POST", "GET, HEAD"), ("/latest/meta-data/hostname", "PUT", "GET, HEAD"),
+    ("/openstack/latest/meta_data.json", "DELETE", "GET, HEAD"), ("/", "OPTIONS", "GET, HEAD"),
+    ("/openstack/latest/password", "PUT", "GET, HEAD, POST"),
+    ("/openstack/latest/password", "DELETE", "GET, HEAD, POST")])
+def test_methods(service: Service, path: str, method: str, allowed: str) -> None:
+    refused = service.ask(path, method)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
+def test_a_guest_that_asks_in_a_loop_takes_nothing_from_the_others(
+        make: Callable[..., Service], caplog: pytest.LogCaptureFixture) -> None:
+    service = make(rate=50)
+    other = service.make(OTHERS)
+    passed = []
+    for number in range(10_000):                              # in ten seconds
+        service.time = 100 + number / 1000
+        answer = service.ask("/latest/meta-data/hostname")
+        passed.append(answer.status_code)
+        if number == 999:
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert service.ask("/", server=other, X_Forwarded_For=OTHERS).status_code == 200
+    assert set(passed) == {200, 429}
+    assert 540 <= passed.count(200) <= 550                    # 50 at once, then 50 a second
+    assert 10 <= len([record for record in caplog.records if "more often" in record.getMessage()]) <= 11
+    service.time += 1
+    assert service.ask("/").status_code == 200
+
+
+def test_who_is_not_believed_uses_up_nobodys_rate(make: Callable[..., Service]) -> None:
+    service = make(rate=1)
+    for _ in range(5):
+        assert service.ask("/", X_Instance_ID_Signature="0" * 64).status_code == 403
+    assert len(service.rate) == 0
+    assert [service.ask("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_quiet_guests_are_forgotten() -> None:
+    time = [0.0]
+    rate = Rate(5, lambda: time[0])
+    for number in range(MOST_RATES):
+        rate.take(str(number))
+    time[0] = 2.0
+    rate.take("new")
+    assert len(rate) == 1
+
+
+def test_a_database_that_does_not_answer_is_a_503(service: Service, tmp_path: Path) -> None:
+    service.cloud.change(schema.servers, schema.servers.c.id == service.server, flavor="not a flavor")
+    assert service.ask("/").status_code == 500
+    with service.cloud.store.begin() as tx:
+        tx.exec_driver_sql("ALTER TABLE servers RENAME TO elsewhere")
+    silent = service.ask("/")
+    assert (silent.status_code, silent.headers["retry-after"]) == (503, "1")
+
+
+def test_refusals_are_warnings(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        service.ask("/", X_Tenant_ID=OTHER)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert service.server in caplog.text and "another project" in caplog.text
