@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common import errors, states
+from common.store import servers
 from compute_api.asking import ask
 from compute_api.request import Request
 from compute_api.views import diagnostics as view
@@ -21,9 +22,10 @@ def show(request: Request, server: Any) -> dict[str, Any]:
 
 
 def password(request: Request, server: Any) -> dict[str, Any]:
-    """GET …/os-server-password: empty, since guests publish one through the metadata service, which is not here."""
-    return {"password": ""}
+    """GET …/os-server-password: what the guest posted to the metadata service, encrypted by its owner's public key."""
+    return {"password": server.password or ""}
 
 
 def clear_password(request: Request, server: Any) -> None:
-    """DELETE …/os-server-password: there is none, which is what is asked for."""
+    """DELETE …/os-server-password: forgotten here, so that the guest can post another; the guest itself keeps it."""
+    request.write(servers.update, server.id, {"password": None})

@@ -61,9 +61,15 @@ def test_only_admins_ask_and_only_of_a_guest_that_runs(cloud: Cloud, server: str
         f"The host of instance {server} does not answer; try again.")
 
 
-def test_no_guest_has_published_a_password(cloud: Cloud, server: str) -> None:
+def test_the_password_that_a_guest_has_posted(cloud: Cloud, server: str) -> None:
     path = f"/servers/{server}/os-server-password"
     assert cloud.call("GET", path, token="reader").json == {"password": ""}
+    cloud.change(schema.servers, schema.servers.c.id == server, password="c2VhbGVk")
+    assert cloud.call("GET", path, token="reader").json == {"password": "c2VhbGVk"}
     assert cloud.call("DELETE", path, token="reader").status_code == 403
-    assert cloud.call("DELETE", path).status_code == 204
     assert cloud.call("GET", path, token="stranger").status_code == 404
+    assert cloud.call("DELETE", path, token="stranger").status_code == 404
+    assert cloud.call("GET", path).json == {"password": "c2VhbGVk"}
+    assert cloud.call("DELETE", path).status_code == 204
+    assert cloud.call("GET", path).json == {"password": ""}
+    assert cloud.call("DELETE", path).status_code == 204
