@@ -12,6 +12,7 @@
     ├── Conflict               409
     │   ├── WrongState         409  Cannot 'x' instance y while it is in vm_state z
     │   ├── Locked             409
+    │   ├── Busy               409  another action has the server
     │   └── HostDown           409  the host does not answer now
     ├── TooLarge               413
     ├── UnsupportedMediaType   415
@@ -88,6 +89,13 @@ class WrongState(Conflict):
 class Locked(Conflict):
     def __init__(self, server: str) -> None:
         super().__init__(f"Instance {server} is locked")
+
+
+class Busy(Conflict):
+    retryable = True
+
+    def __init__(self, server: str) -> None:
+        super().__init__(f"Instance {server} is busy with another action.")
 
 
 class HostDown(Conflict):

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that wait for a step: the action is committed as ever, and the API looks into its journal.
+"""Answers that wait: for a step of an action that is committed as ever, or for the turn of one that may queue.
 
-Called for rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the request's error; when the
-time is over nothing is known, and the caller answers 202 as for any other action. Polls get rarer, 20 to 200 ms.
+``for_step`` is called for rows of ``states.ACTIONS`` with ``answer_after``. A definite failure becomes the request's
+error; when the time is over nothing is known, and the caller answers 202 as for any other action. Polls get rarer,
+20 to 200 ms. A bounded share of the threads may wait.
 """
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from common import errors
 from common.clock import Clock
 from common.store import actions
 from common.store.engine import Store
+
+T = TypeVar("T")
 
 PATIENCE = 30.0
 _ENDED = "The action was ended before it was done."
@@ -41,5 +44,24 @@ def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Pr
             raise failure(action.message if action is not None and action.message else _ENDED)
         if clock.monotonic() + delay > end:
             return None
+        pause(delay)
+        delay = min(delay * SLOWER, LONGEST)
+
+
+def for_turn(begin: Callable[[], T], *, patience: float = PATIENCE, clock: Clock | None = None,
+             pause: Callable[[float], None] = time.sleep) -> T:
+    """Begin an action as soon as the one before it has let go of the server; what ``begin`` returns.
+
+    Raises:
+        Busy: it has not when the time (in seconds) was over.
+    """
+    clock = clock or Clock()
+    end, delay = clock.monotonic() + patience, FIRST
+    while True:
+        try:
+            return begin()
+        except errors.Busy:
+            if clock.monotonic() + delay > end:
+                raise
         pause(delay)
         delay = min(delay * SLOWER, LONGEST)

@@ -38,7 +38,7 @@ def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_
 
     Raises:
         NotFound: no such server (in that project).
-        Locked: a lock forbids it. WrongState, Conflict: its state or a running action does.
+        Locked: a lock forbids it. WrongState: its state does. Busy: a running action does.
     """
     found = take_lock(tx, server_id, project_id)
     row = rows if isinstance(rows, states.Action) else states.fitting(rows, found.vm_state)
@@ -81,7 +81,7 @@ def check(row: states.Action, server_id: str, found: Row[Any], context: RequestC
     if row.task != states.ANY and found.task_state not in row.task:
         raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
     if found.action and not row.supersedes and row.immediate is None:
-        raise errors.Conflict(f"Instance {server_id} is busy with another action.")
+        raise errors.Busy(server_id)
 
 
 def insert(tx: Connection, rows: Sequence[Values]) -> None:
