@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.models import Flavor, GuestSpec, ImageRef
+from common.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import Driver, Run
 from compute_agent.virt.memory import MemoryDriver
 
@@ -40,6 +40,15 @@ done
 #: User data that counts on the console for as long as the guest goes on.
 TICKS = """#!/bin/sh
 (n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+"""
+#: User data that says which interfaces there are, in their order, whenever that changes.
+NICS = """#!/bin/sh
+(while :; do
+    now=$(cat /sys/class/net/eth*/address 2> /dev/null | tr '\\n' ' ')
+    [ "$now" = "$said" ] || echo "nics: ${now}end"
+    said=$now
+    usleep 200000
+done) &
 """
 #: What an agent must answer to libvirt, in few words; it says on the console what it was asked.
 AGENT = r"""#!/bin/sh
@@ -75,6 +84,7 @@ class Rig:
         self.image = ImageRef(str(uuid.UUID(int=7)), disk_format, len(content), "sha512",
                               hashlib.sha512(content).hexdigest())
         self.servers: list[str] = []
+        self.bridges: list[str] = []
 
     @property
     def real(self) -> bool:
@@ -98,6 +108,40 @@ class Rig:
             "user_data": base64.b64encode(user_data.encode()).decode() if user_data else None,
             "instance": {"hostname": "web-1", "keys": KEYS}}
         return GuestSpec(**{**values, **changed})
+
+    def interface(self, bridge: str = "") -> Interface:
+        """A port that is wired to a bridge: the one of this name, or one that is made now."""
+        if not bridge:
+            bridge = self.name_bridge()
+            self.make_bridge(bridge)
+        port = str(uuid.uuid4())
+        return Interface(port, mac=f"fa:16:3e:{port[0:2]}:{port[2:4]}:{port[4:6]}", vif_type="bridge", bridge=bridge,
+                         device=f"tap{port[:11]}", mtu=1450)
+
+    def name_bridge(self) -> str:
+        """A bridge that is not there yet."""
+        self.bridges.append(f"kv-{uuid.uuid4().hex[:11]}")
+        if isinstance(self.driver, MemoryDriver):
+            self.driver.missing_bridges.add(self.bridges[-1])
+        return self.bridges[-1]
+
+    def make_bridge(self, name: str) -> None:
+        if isinstance(self.driver, MemoryDriver):
+            self.driver.missing_bridges.discard(name)
+        if self.real:
+            subprocess.run(["ip", "link", "add", "name", name, "up", "type", "bridge"], check=True)
+
+    def nics(self, server: str) -> list[str]:
+        """The MAC addresses of the active guest, as its hypervisor tells."""
+        return [nic["mac_address"] for nic in self.driver.diagnostics(server)["nic_details"]]
+
+    def await_nics(self, server: str, *interfaces: Interface) -> None:
+        """Wait until a real guest that runs ``NICS`` has these interfaces, and no others, in this order."""
+        macs = [interface.mac for interface in interfaces]
+        if self.real:
+            await_true(lambda: self.console(server).split("nics: ")[-1].startswith(" ".join([*macs, "end"])),
+                       BOOT_SECONDS, lambda: f"not {macs}: {self.console(server)[-2000:]}")
+        assert self.nics(server) == macs
 
     def read_image(self, image: str) -> Iterator[bytes]:
         for at in range(0, len(self.content), 1 << 20):
@@ -165,6 +209,9 @@ class Rig:
     def clean(self) -> None:
         for server in self.servers:
             self.driver.ensure_absent(server, 1_000_000)
+        for name in self.bridges:
+            if Path("/sys/class/net", name).exists():
+                subprocess.run(["ip", "link", "delete", name], check=True)
         self.driver.close()
 
 

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network interfaces, on the same hypervisors: what a guest has when it starts, while it runs and when it was off.
+
+A real guest says itself which interfaces it has and in which order; its bridges lead nowhere.
+"""
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.models import DomainState
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.libvirt import interface_xml
+from deploy import libvirtd
+from tests.contract.virt_rigs import NICS, QUIET, Rig, another, await_true
+
+
+@pytest.fixture
+def plugging(rig: Rig) -> Rig:
+    if rig.kind == "test":
+        pytest.skip("libvirt's mock-up plugs nothing in")
+    return rig
+
+
+def test_guest_has_its_interfaces_in_their_order_until_it_is_gone(rig: Rig) -> None:
+    nics = [rig.interface() for _ in range(3)]
+    spec = rig.spec(user_data=NICS, interfaces=nics)
+    for _ in range(2):
+        assert rig.driver.ensure_guest(spec, rig.read_image, QUIET).power_state == RUNNING
+    rig.await_nics(spec.server, *nics)
+    counted = rig.driver.diagnostics(spec.server)
+    assert counted["num_nics"] == 3
+    assert set(counted["nic_details"][0]) == {"mac_address", *(
+        f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop", "rate"))}
+    devices = [Path("/sys/class/net", nic.device) for nic in nics]
+    if rig.real:
+        for nic, device in zip(nics, devices, strict=True):
+            assert (device / "master").resolve().name == nic.bridge
+            assert (device / "mtu").read_text().strip() == "1450"
+    rig.driver.ensure_absent(spec.server, 2)
+    assert not [device for device in devices if device.exists()]
+
+
+def test_running_guest_gets_an_interface_and_lets_go_of_it(plugging: Rig) -> None:
+    rig, driver = plugging, plugging.driver
+    first, second, third = (rig.interface() for _ in range(3))
+    spec = rig.boot(ready=True, user_data=NICS, interfaces=[first])
+    for _ in range(2):
+        assert driver.attach_interface(spec.server, 2, second, QUIET) == DomainState(spec.server, RUNNING, 2)
+    rig.await_nics(spec.server, first, second)
+    for _ in range(2):
+        assert driver.detach_interface(spec.server, 3, first, QUIET) == DomainState(spec.server, RUNNING, 3)
+    rig.await_nics(spec.server, second)
+    assert not Path("/sys/class/net", first.device).exists()
+    driver.attach_interface(spec.server, 4, third, QUIET)
+    driver.reboot(spec.server, 5, 0, QUIET)
+    assert set(rig.nics(spec.server)) == {second.mac, third.mac}
+
+
+def test_stopped_guest_has_the_change_from_its_next_start_on(plugging: Rig) -> None:
+    rig, driver = plugging, plugging.driver
+    first, second = rig.interface(), rig.interface()
+    spec = rig.boot(interfaces=[first])
+    driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    for _ in range(2):
+        assert driver.attach_interface(spec.server, 3, second, QUIET) == DomainState(spec.server, SHUTDOWN, 3)
+    driver.ensure_running(spec.server, 4, QUIET)
+    assert rig.nics(spec.server) == [first.mac, second.mac]
+    driver.ensure_stopped(spec.server, 5, 0, QUIET)
+    for _ in range(2):
+        assert driver.detach_interface(spec.server, 6, first, QUIET) == DomainState(spec.server, SHUTDOWN, 6)
+    driver.ensure_running(spec.server, 7, QUIET)
+    assert rig.nics(spec.server) == [second.mac]
+
+
+def test_suspended_guest_keeps_what_it_was_saved_with(plugging: Rig) -> None:
+    rig, driver = plugging, plugging.driver
+    first, second = rig.interface(), rig.interface()
+    spec = rig.boot(interfaces=[first])
+    driver.ensure_suspended(spec.server, 2, QUIET)
+    for change, nic in ((driver.attach_interface, second), (driver.detach_interface, first)):
+        with pytest.raises(VerbFailed, match="suspended; resume it"):
+            change(spec.server, 3, nic, QUIET)
+    driver.ensure_running(spec.server, 4, QUIET)
+    assert rig.nics(spec.server) == [first.mac]
+
+
+def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
+    rig, driver = plugging, plugging.driver
+    nic = rig.interface()
+    spec = rig.boot(interfaces=[nic])
+    driver.ensure_paused(spec.server, 2, QUIET)
+    began = time.monotonic()
+    with pytest.raises(VerbFailed, match="did not let go"):
+        driver.detach_interface(spec.server, 3, nic, QUIET)
+    assert time.monotonic() - began < 5
+    driver.reboot(spec.server, 4, 0, QUIET)
+    assert rig.nics(spec.server) == [nic.mac]
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt import interfaces
+    from compute_agent.virt.libvirt.connection import Connection
+    nic, libvirt = rig.interface(), Connection(libvirtd.uri(private_libvirtd))
+    spec = rig.boot(interfaces=[nic], image=None)      # its firmware finds nothing to boot
+    began = time.monotonic()
+    with pytest.raises(VerbFailed, match=f"did not let go of the interface {nic.mac}.* stays"):
+        interfaces.detach(libvirt, spec.server, 2, nic.mac, QUIET, seconds=5)
+    assert 5 < time.monotonic() - began < 10
+    for stored in (False, True):
+        assert set(interface_xml.found(libvirt.describe(spec.server, stored=stored))) == {nic.mac}
+    with pytest.raises(Cancelled):
+        rig.driver.detach_interface(spec.server, 3, nic, Run(lambda name: None, lambda: True))
+    assert rig.state(spec.server) == (RUNNING, 1)
+    libvirt.close()
+
+
+def test_guest_that_is_made_anew_has_the_interfaces_of_its_spec(rig: Rig) -> None:
+    first, second, third = (rig.interface() for _ in range(3))
+    spec = rig.boot(interfaces=[first, second])
+    rig.driver.rebuild(replace(spec, fence=2, image=another(rig)), rig.read_image, True, QUIET)
+    assert rig.nics(spec.server) == [first.mac, second.mac]
+    changed = replace(spec, interfaces=[second, third])
+    rig.driver.rebuild(replace(changed, fence=3), rig.read_image, True, QUIET)
+    assert rig.nics(spec.server) == [second.mac, third.mac]
+    rig.driver.rescue(replace(changed, fence=4), rig.image, rig.read_image, QUIET)
+    assert rig.nics(spec.server) == [second.mac, third.mac]
+    rig.driver.unrescue(replace(changed, fence=5), QUIET)
+    assert rig.nics(spec.server) == [second.mac, third.mac]
+
+
+def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) -> None:
+    rig, driver = plugging, plugging.driver
+    first, second, third = (rig.interface() for _ in range(3))
+    spec = rig.boot(ready=True, interfaces=[first, second])
+    changed = replace(spec, fence=2, interfaces=[second, third])
+    assert driver.ensure_guest(changed, rig.read_image, QUIET) == DomainState(spec.server, RUNNING, 2)
+    assert set(rig.nics(spec.server)) == {second.mac, third.mac}
+    driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    driver.ensure_guest(replace(changed, fence=4, interfaces=[first]), rig.read_image, QUIET)
+    assert rig.nics(spec.server) == [first.mac]
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(
+        rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt.connection import Connection
+    libvirt = Connection(libvirtd.uri(private_libvirtd))
+    first, second, third = (rig.interface() for _ in range(3))
+    spec = rig.boot(interfaces=[first])
+    rig.driver.attach_interface(spec.server, 2, second, QUIET)
+    before = interface_xml.addresses(libvirt.describe(spec.server))
+    assert interface_xml.addresses(libvirt.describe(spec.server, stored=True)) == before
+    whole = replace(spec, interfaces=[third, first, second])
+    for fence in (3, 5):
+        rig.driver.rescue(replace(whole, fence=fence), rig.image, rig.read_image, QUIET)
+        rig.driver.unrescue(replace(whole, fence=fence + 1), QUIET)
+    after = interface_xml.addresses(libvirt.describe(spec.server))
+    assert {mac: after[mac] for mac in before} == before and set(after) == {*before, third.mac}
+    libvirt.close()
+
+
+def test_guest_may_be_started_with_its_processors_paused(rig: Rig) -> None:
+    spec = rig.spec(user_data=NICS, interfaces=[rig.interface()], paused=True)
+    for _ in range(2):
+        assert rig.driver.ensure_guest(spec, rig.read_image, QUIET) == DomainState(spec.server, PAUSED, 1)
+    assert rig.state(spec.server) == (PAUSED, 1)
+    if rig.real:
+        assert rig.boots(spec.server) == 0
+        assert Path("/sys/class/net", spec.interfaces[0].device).exists()
+    for _ in range(2):
+        assert rig.driver.ensure_running(spec.server, 2, QUIET) == DomainState(spec.server, RUNNING, 2)
+    rig.await_nics(spec.server, *spec.interfaces)
+    assert rig.driver.ensure_guest(spec, rig.read_image, QUIET).power_state == RUNNING
+    rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    assert rig.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
+
+
+def test_guest_waits_for_its_bridge(plugging: Rig) -> None:
+    rig, phases = plugging, list[str]()
+
+    def told(phase: str) -> None:
+        phases.append(phase)
+        if phase == "waiting for the network" and phases.count(phase) == 2:
+            rig.make_bridge(missing)
+
+    missing = rig.name_bridge()
+    spec = rig.spec(interfaces=[rig.interface(), rig.interface(missing)])
+    with pytest.raises(Cancelled):
+        rig.driver.ensure_guest(spec, rig.read_image, Run(phases.append, lambda: "waiting for the network" in phases))
+    assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
+    phases.clear()
+    assert rig.driver.ensure_guest(spec, rig.read_image, Run(told, lambda: False)).power_state == RUNNING
+    assert phases.count("waiting for the network") == 2
+    missing, phases[:] = rig.name_bridge(), []
+    late = rig.interface(missing)
+    rig.driver.attach_interface(spec.server, 2, late, Run(told, lambda: False))
+    assert phases.count("waiting for the network") == 2 and late.mac in rig.nics(spec.server)
+
+
+def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
+    rig, phases = plugging, list[str]()
+    bridge = rig.name_bridge()
+    rig.make_bridge(bridge)
+    spec = rig.boot(interfaces=[rig.interface(bridge)])
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    remove_bridge(rig, bridge)
+
+    def told(phase: str) -> None:
+        phases.append(phase)
+        if phase == "waiting for the network":
+            rig.make_bridge(bridge)
+    assert rig.driver.ensure_running(spec.server, 3, Run(told, lambda: False)).power_state == RUNNING
+    assert "waiting for the network" in phases
+
+
+def remove_bridge(rig: Rig, name: str) -> None:
+    if rig.real:
+        subprocess.run(["ip", "link", "delete", name], check=True)
+        await_true(lambda: not Path("/sys/class/net", name).exists(), 5, lambda: f"{name} is still there")
+    else:
+        rig.driver.missing_bridges.add(name)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["", "unbound", "binding_failed", "hostdev"])
+def test_port_that_cannot_be_plugged_costs_nothing(rig: Rig, kind: str) -> None:
+    bad = replace(rig.interface(), vif_type=kind)
+    spec = rig.spec(interfaces=[rig.interface(), bad])
+    with pytest.raises(VerbFailed, match=kind or "nothing") as failed:
+        rig.driver.ensure_guest(spec, rig.read_image, QUIET)
+    assert bad.port in str(failed.value) and failed.value.retryable is (kind == "binding_failed")
+    assert rig.state(spec.server) is None and rig.files(spec.server) == []
+    good = rig.boot()
+    anew = replace(good, fence=2, interfaces=[bad])
+    for attempt in (lambda: rig.driver.attach_interface(good.server, 2, bad, QUIET),
+                    lambda: rig.driver.rebuild(anew, rig.read_image, True, QUIET),
+                    lambda: rig.driver.rescue(anew, rig.image, rig.read_image, QUIET)):
+        with pytest.raises(VerbFailed, match=bad.port):
+            attempt()
+        assert rig.state(good.server) == (RUNNING, 1) and rig.nics(good.server) == []
+
+
+@pytest.mark.parametrize("verb", ["attach_interface", "detach_interface"])
+def test_verb_on_a_server_without_guest_fails_definitely(rig: Rig, verb: str) -> None:
+    with pytest.raises(VerbFailed, match="no guest on this host"):
+        getattr(rig.driver, verb)(rig.spec().server, 1, rig.interface(), QUIET)
