@@ -20,6 +20,7 @@ from compute_api.resources import (
     flavors,
     hypervisors,
     instance_actions,
+    interfaces,
     keypairs,
     quota_sets,
     server_actions,
@@ -35,6 +36,7 @@ from compute_api.schemas import consoles as console_bodies
 from compute_api.schemas import flavors as flavor_bodies
 from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
+from compute_api.schemas import interfaces as interface_bodies
 from compute_api.schemas import keypairs as keypair_bodies
 from compute_api.schemas import quota_sets as quota_bodies
 from compute_api.schemas import server_actions as server_action_bodies
@@ -97,6 +99,12 @@ ROUTES: tuple[Route, ...] = (
           _P + "os-server-password:clear", success=204),
     Route("GET", _SERVER + "/ips", addresses.index, _P + "ips:index"),
     Route("GET", _SERVER + "/ips/{network}", addresses.show, _P + "ips:show"),
+    Route("GET", _SERVER + "/os-interface", interfaces.index, _P + "os-attach-interfaces:list"),
+    Route("POST", _SERVER + "/os-interface", interfaces.attach, _P + "os-attach-interfaces:create",
+          body=interface_bodies.CREATE),
+    Route("GET", _SERVER + "/os-interface/{port_id}", interfaces.show, _P + "os-attach-interfaces:show"),
+    Route("DELETE", _SERVER + "/os-interface/{port_id}", interfaces.detach, _P + "os-attach-interfaces:delete",
+          success=202),
     Route("GET", _SERVER + "/metadata", server_metadata.index, _P + "server-metadata:index"),
     Route("POST", _SERVER + "/metadata", server_metadata.add, _P + "server-metadata:create", body=metadata_bodies.ALL),
     Route("PUT", _SERVER + "/metadata", server_metadata.replace, _P + "server-metadata:update_all",
