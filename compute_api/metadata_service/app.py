@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import falcon
+from gunicorn.http.errors import ParseException
 
 from common import errors
 from common.instance_data import (
@@ -117,10 +118,14 @@ def _posted(req: falcon.Request) -> str:
     try:
         body = stream.read(LONGEST_PASSWORD + 1)
         password = body.decode()
-    except (OSError, UnicodeDecodeError) as problem:
+    except (OSError, ParseException) as problem:
+        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
+    except UnicodeDecodeError as problem:
         raise errors.BadRequest("The password is not text in UTF-8.") from problem
     if len(body) > LONGEST_PASSWORD:
         raise errors.BadRequest(f"Request is too large; a password has at most {LONGEST_PASSWORD} bytes.")
+    if len(body) < (req.content_length or 0):
+        raise errors.BadRequest("The request body ended early.")
     if not password or "\x00" in password:
         raise errors.BadRequest("The password is empty, or holds the character NUL.")
     return password

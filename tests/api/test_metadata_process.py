@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kilonova-metadata as a process: what reaches its socket, broken requests included, and that it ends when told."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.models import Interface
+from common.store import schema
+from common.wire import to_wire
+from compute_api.metadata_service.asker import signature
+from tests.api.conftest import PROJECT, Cloud
+
+SECRET = "a shared secret"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Process:
+    """The process and the head of what the proxy sends for its one server."""
+
+    def __init__(self, cloud: Cloud, folder: Path) -> None:
+        self.cloud, self.port = cloud, free_port()
+        server = cloud.create()
+        cloud.rest(server, interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))])
+        self.head = (f"Host: x\r\nX-Instance-ID: {server}\r\nX-Tenant-ID: {PROJECT}\r\nX-Forwarded-For: 10.0.0.5\r\n"
+                     f"X-Instance-ID-Signature: {signature(SECRET, server)}\r\n")
+        (folder / "kilonova.conf").write_text(
+            f"[database]\nurl = {cloud.store.url.render_as_string(hide_password=False)}\n[metadata]\n"
+            f"port = {self.port}\nproxy_shared_secret = {SECRET}\n")
+        notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notices.bind(str(folder / "notify"))
+        notices.settimeout(30)
+        with notices:
+            self.started = subprocess.Popen(
+                [sys.executable, "-m", "compute_api.metadata_service.service"],
+                env={**os.environ, "KILONOVA_CONF": str(folder / "kilonova.conf"),
+                     "NOTIFY_SOCKET": str(folder / "notify")})
+            assert b"READY=1" in notices.recv(1000)
+
+    def send(self, first: str, rest: str = "\r\n", ends: bool = False) -> str:
+        """One request by a client of its own; the whole answer. ``ends``: then the client says no more."""
+        with socket.create_connection(("127.0.0.1", self.port), 30) as client:
+            client.sendall(f"{first}\r\nConnection: close\r\n{self.head}{rest}".encode("latin-1"))
+            if ends:
+                client.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: client.recv(65536), b"")).decode("latin-1")
+
+
+@pytest.fixture
+def process(cloud: Cloud, tmp_path: Path) -> Iterator[Process]:
+    made = Process(cloud, tmp_path)
+    yield made
+    made.started.send_signal(signal.SIGTERM)
+    assert made.started.wait(20) == 0
+
+
+GET, POST = "GET /latest/meta-data/hostname HTTP/1.1", "POST /openstack/latest/password HTTP/1.1"
+
+
+def test_requests_whole_and_broken(process: Process) -> None:
+    for first, rest, ends, status in (
+            (GET, "\r\n", False, 200), ("GET http://169.254.169.254/latest HTTP/1.1", "\r\n", False, 200),
+            (GET, "X_Instance_ID: other\r\n\r\n", False, 200),                # not a header of ours at all
+            (GET, "X-Instance-ID: other\r\n\r\n", False, 403), (GET, "X-Forwarded-For: 10.0.0.6\r\n\r\n", False, 404),
+            (f"GET /{'a' * 9000} HTTP/1.1", "\r\n", False, 414), (GET, f"X-A: {'a' * 20000}\r\n\r\n", False, 431),
+            (POST, "Content-Length: 100\r\n\r\nabc", True, 400),
+            (POST, "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc", False, 400),
+            (POST, f"Transfer-Encoding: chunked\r\n\r\n800\r\n{'a' * 2048}\r\n0\r\n\r\n", False, 400),
+            (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 200),
+            (POST, "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", False, 409)):
+        answer = process.send(first, rest, ends)
+        assert answer.startswith(f"HTTP/1.1 {status} "), (first[:80], rest[:80], answer[:300])
+    assert [row.password for row in process.cloud.rows(schema.servers)] == ["abc"]
