@@ -57,8 +57,8 @@ class Networks(Protocol):
     def ports_left(self, token: str, project_id: str) -> int:
         """How many more the project may have; -1: no limit."""
 
-    def security_groups(self, token: str, project_id: str) -> list[dict[str, Any]]:
-        """The project's: id and name."""
+    def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[dict[str, Any]]:
+        """The project's: id and name, or the whole of them with their rules."""
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
 

@@ -32,6 +32,7 @@ class Rule:
 
 
 ANY = ("*",)
+ALIVE = "active paused stopped suspended rescued resized shelved shelved_offloaded error"
 ALL: dict[str, Rule] = {
     "os-start": Rule(None, "stopped", during="powering-on"),
     "os-stop": Rule(None, "active error", during="powering-off"),
@@ -50,6 +51,8 @@ ALL: dict[str, Rule] = {
     "createImage": Rule({"name": "i"}, "active stopped paused suspended", during="image_snapshot_pending"),
     "createBackup": Rule({"name": "i", "backup_type": "daily", "rotation": 1}, "active stopped paused suspended",
                          during="image_backup"),
+    "addSecurityGroup": Rule({"name": "web"}, ALIVE),
+    "removeSecurityGroup": Rule({"name": "web"}, ALIVE),
     "lock": Rule(None, tasks=ANY, lockable=False, during="="),
     "unlock": Rule(None, tasks=ANY, lockable=False, during="="),
     "os-resetState": Rule({"state": "active"}, tasks=ANY, who="admin", lockable=False),

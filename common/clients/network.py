@@ -112,9 +112,10 @@ class Client:
         """
         return dict(self._json("GET", f"/ports/{port_id}", token)["port"])
 
-    def security_groups(self, token: str, project_id: str) -> list[JSON]:
-        """The project's security groups: id and name."""
-        return self._all(token, "security-groups", {"project_id": project_id, "fields": ["id", "name"]})
+    def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JSON]:
+        """The project's security groups: id and name, or the whole of them with their rules."""
+        more = {} if whole else {"fields": ["id", "name"]}
+        return self._all(token, "security-groups", {"project_id": project_id, **more})
 
     def ports_left(self, token: str, project_id: str) -> int:
         """How many more ports the project's quota allows; -1: no limit."""

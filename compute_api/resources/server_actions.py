@@ -18,11 +18,12 @@ from compute_api import microversions, passwords, waiting
 from compute_api.asking import ask
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
-from compute_api.resources import consoles, server_preparing, server_rebuild
+from compute_api.resources import consoles, security_groups, server_preparing, server_rebuild
 from compute_api.schemas import server_actions as schemas
 
 #: What an action makes of its body, by the body's key; others need nothing.
-PREPARERS: dict[str, server_preparing.Prepare] = {**server_preparing.PREPARERS, "rebuild": server_rebuild.prepare}
+PREPARERS: dict[str, server_preparing.Prepare] = {
+    **server_preparing.PREPARERS, **security_groups.PREPARERS, "rebuild": server_rebuild.prepare}
 #: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
 REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
     ("resetNetwork", Range(), falcon.HTTPGone),

@@ -71,6 +71,8 @@ BY_KEY: dict[str, Versioned] = {
                                                                 "maxLength": 255}}))))),
     "unlock": Versioned(wrapped("unlock", ANY), ("2.73", put("unlock", _NULL))),
     "os-resetState": Versioned(wrapped("os-resetState", record({"state": {"enum": ["active", "error"]}}, ("state",)))),
+    **{key: Versioned(wrapped(key, record({"name": {"type": "string", "minLength": 1}}, ("name",))))
+       for key in ("addSecurityGroup", "removeSecurityGroup")},
     "unshelve": Versioned(
         wrapped("unshelve", ANY),
         ("2.77", put("unshelve", _or_null(record({"availability_zone": NAME}, ("availability_zone",))))),

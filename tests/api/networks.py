@@ -105,10 +105,10 @@ class Networks:
                 if port["project_id"] == project_id]
         return -1 if self.limit < 0 else max(0, self.limit - len(used))
 
-    def security_groups(self, token: str, project_id: str) -> list[JSON]:
+    def security_groups(self, token: str, project_id: str, whole: bool = False) -> list[JSON]:
         """As the client's."""
-        return [{"id": group["id"], "name": group["name"]} for group in self._seen("groups", token, self.groups)
-                if group["project_id"] == project_id]
+        return [group if whole else {"id": group["id"], "name": group["name"]}
+                for group in self._seen("groups", token, self.groups) if group["project_id"] == project_id]
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]:
         """As the client's."""

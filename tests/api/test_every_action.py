@@ -5,20 +5,34 @@ from __future__ import annotations
 import itertools
 import threading
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from common import states
+from common.models import Interface
 from common.store import schema
+from common.wire import to_wire
 from tests import allowed
-from tests.api.conftest import Cloud
+from tests.api.conftest import PROJECT, Cloud
+from tests.api.networks import Networks
 
 ONE_OF = 23              # each case has a number of its own: beside what members ask of resting servers, every 23rd
 TASKS = (None, "rebooting", "spawning", "image_uploading", "deleting")
 CASES = [case for case in itertools.product(
     sorted(allowed.ALL), states.VM_STATES, TASKS, (False, True), sorted(allowed.PERSONAS))
     if case[1] != "deleted" and (case[2:] == (None, False, "user") or zlib.crc32(repr(case).encode()) % ONE_OF == 0)]
+
+
+@pytest.fixture
+def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tuple[Cloud, str]:
+    """A cloud that refuses no action for what it lacks, and a server with a port in the group "web"."""
+    cloud: Cloud = make_cloud(secret_key="k", networks=networks)
+    server, red = cloud.create(), networks.add_network("red", PROJECT)
+    port = networks.add_port(red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)])
+    cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
+    return cloud, server
 
 
 def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
@@ -28,10 +42,9 @@ def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
                       mv="2.17", token=token)
 
 
-def test_a_sample_over_http(make_cloud: Any) -> None:
+def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str]) -> None:
     """One test for all: making a cloud for each would take longer than asking."""
-    cloud: Cloud = make_cloud(secret_key="k")
-    server = cloud.create()
+    cloud, server = furnished_cloud
     asked, wrong = set(), []
     for name, vm_state, task_state, locked, token in CASES:
         cloud.rest(server, vm_state, task_state=task_state, action="held" if task_state else None, locked=locked,
@@ -78,10 +91,10 @@ def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second
 
 
 @pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
-def test_the_same_request_again_is_refused_or_changes_nothing_more(make_cloud: Any, name: str) -> None:
+def test_the_same_request_again_is_refused_or_changes_nothing_more(furnished_cloud: tuple[Cloud, str], name: str
+                                                                   ) -> None:
     """As a client does that never saw the answer."""
-    cloud: Cloud = make_cloud(secret_key="k")
-    server = cloud.create()
+    cloud, server = furnished_cloud
     rule = allowed.ALL[name]
     cloud.rest(server, (rule.vm or "active").split()[0])
     assert ask(cloud, server, name, "admin").status_code == rule.ok

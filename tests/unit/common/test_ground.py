@@ -63,7 +63,7 @@ def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]
     assert 400 <= problem.status < 600
     assert problem.kind
     assert str(problem) == problem.text != ""
-    assert problem.retryable == (problem.status == 503 or kind is errors.HostDown)
+    assert problem.retryable == (problem.status == 503 or kind in (errors.HostDown, errors.Busy))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

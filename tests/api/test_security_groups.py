@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The security groups of a server: shown with their rules, added, removed."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.models import Interface
+from common.store import schema
+from common.wire import to_wire
+from tests.api.conftest import OTHER, PROJECT, Cloud
+from tests.api.networks import Networks
+
+
+def rule(group: str, number: int, **more: Any) -> dict[str, Any]:
+    return {"id": f"r{number}", "security_group_id": group, "direction": "ingress", "ethertype": "IPv4",
+            "protocol": None, "port_range_min": None, "port_range_max": None, "remote_group_id": None,
+            "remote_ip_prefix": None, "project_id": PROJECT, **more}
+
+
+def plugged(cloud: Cloud, networks: Networks, *groups: str) -> str:
+    """A server with one port in these groups."""
+    server, red = cloud.create(mv="2.37"), networks.add_network("red", PROJECT)
+    port = networks.add_port(red, PROJECT, device_id=server, security_groups=list(groups))
+    cloud.rest(server, interfaces=[to_wire(Interface(port, red, "red"))])
+    return server
+
+
+def change(cloud: Cloud, server: str, key: str, name: str, token: str = "user") -> Any:
+    return cloud.call("POST", f"/servers/{server}/action", {key: {"name": name}}, token=token)
+
+
+def test_groups_are_shown_with_the_rules_for_what_comes_in(wired: Cloud, networks: Networks) -> None:
+    db = networks.add_group("db", PROJECT)
+    web = networks.add_group("web", PROJECT)
+    networks.groups[-1]["security_group_rules"] = [
+        rule(web, 1, protocol="tcp", port_range_min=80, port_range_max=81, remote_ip_prefix="10.0.0.0/8"),
+        rule(web, 2, protocol="udp"), rule(web, 3, protocol="icmp"), rule(web, 4, remote_group_id=db),
+        rule(web, 5, direction="egress"), rule(web, 6, ethertype="IPv6")]
+    server = plugged(wired, networks, web)
+
+    def shown(number: int, protocol: str | None, least: int | None, most: int | None, cidr: str | None) -> Any:
+        return {"id": f"r{number}", "parent_group_id": web, "ip_protocol": protocol, "from_port": least,
+                "to_port": most, "ip_range": {"cidr": cidr} if cidr else {},
+                "group": {} if cidr else {"name": "db", "tenant_id": PROJECT}}
+    answer = wired.call("GET", f"/servers/{server}/os-security-groups")
+    assert answer.json == {"security_groups": [{
+        "id": web, "name": "web", "description": "the group web", "tenant_id": PROJECT, "rules": [
+            shown(1, "tcp", 80, 81, "10.0.0.0/8"), shown(2, "udp", 1, 65535, "0.0.0.0/0"),
+            shown(3, "icmp", -1, -1, "0.0.0.0/0"), shown(4, None, None, None, None),
+            shown(6, None, None, None, "::/0")]}]}
+    assert wired.call("GET", f"/servers/{server}/os-security-groups", token="stranger").status_code == 404
+
+
+def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> None:
+    for one in (wired, cloud):
+        answer = one.call("GET", f"/servers/{one.create()}/os-security-groups")
+        assert answer.json == {"security_groups": []}
+
+
+@pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_group_by_its_name_or_id(wired: Cloud, networks: Networks, key: str, by_id: bool) -> None:
+    web = networks.add_group("web", PROJECT)
+    server = plugged(wired, networks, web)
+    answer = change(wired, server, key, web if by_id else "web")
+    assert (answer.status_code, answer.text) == (202, "")
+    action = wired.rows(schema.actions)[-1]
+    assert (action.name, action.args) == (key, {"was": "active", "group": web, "name": "web"})
+
+
+@pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
+def test_what_is_wrong_with_a_group(wired: Cloud, networks: Networks, key: str) -> None:
+    networks.add_group("twice", PROJECT), networks.add_group("twice", PROJECT), networks.add_group("foreign", OTHER)
+    server, before = plugged(wired, networks), len(wired.rows(schema.actions))
+    for status, name, message in [
+            (404, "nope", "Security group nope not found."), (404, "foreign", "Security group foreign not found."),
+            (409, "twice", "Multiple security_group matches found for name 'twice', use an ID to be more specific.")]:
+        answer = change(wired, server, key, name)
+        assert [answer.status_code, [fault["message"] for fault in answer.json.values()]] == [status, [message]]
+    assert change(wired, server, key, "").status_code == 400
+    assert change(wired, server, key, "nope", "stranger").status_code == 404
+    assert change(wired, server, key, "nope", "reader").status_code == 403
+    assert len(wired.rows(schema.actions)) == before
+
+
+def test_a_group_that_guards_no_port_cannot_be_removed(wired: Cloud, networks: Networks) -> None:
+    networks.add_group("web", PROJECT)
+    server = plugged(wired, networks)
+    answer = change(wired, server, "removeSecurityGroup", "web")
+    assert answer.json["itemNotFound"]["message"] == f"Security group web is not associated with server {server}."
+
+
+def test_a_server_without_ports_cannot_be_guarded(wired: Cloud, networks: Networks) -> None:
+    networks.add_group("web", PROJECT)
+    server = wired.create()
+    wired.rest(server)
+    assert change(wired, server, "addSecurityGroup", "web").json["itemNotFound"]["message"] == (
+        f"Server {server} has no port that a security group could guard; attach an interface first.")
+
+
+def test_a_cloud_without_a_network_service_has_no_groups(cloud: Cloud) -> None:
+    server = cloud.create()
+    cloud.rest(server)
+    assert change(cloud, server, "addSecurityGroup", "web").status_code == 404
