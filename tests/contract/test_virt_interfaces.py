@@ -14,6 +14,7 @@ import pytest
 
 from common.models import DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import interface_xml
 from deploy import libvirtd
 from tests.contract.virt_rigs import NICS, QUIET, Rig, another, await_true
@@ -118,6 +119,26 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
     with pytest.raises(Cancelled):
         rig.driver.detach_interface(spec.server, 3, nic, Run(lambda name: None, lambda: True))
     assert rig.state(spec.server) == (RUNNING, 1)
+    libvirt.close()
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt.connection import LIVE, STORED, Connection
+    libvirt = Connection(libvirtd.uri(private_libvirtd))
+    nics = [rig.interface() for _ in range(3)]
+    spec = rig.boot(interfaces=nics[:1])
+    for nic, part in ((nics[1], LIVE), (nics[2], STORED)):
+        libvirt.attach(spec.server, interface_xml.text(interface_xml.element(plug(nic))), part)
+        rig.driver.attach_interface(spec.server, 2, nic, QUIET)
+    both = [interface_xml.addresses(libvirt.describe(spec.server, stored=stored)) for stored in (False, True)]
+    assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]
+    rig.await_boots(spec.server, 1)
+    left = interface_xml.text(interface_xml.found(libvirt.describe(spec.server, stored=True))[nics[1].mac])
+    libvirt.on(spec.server, "cut a detach short", lambda domain: domain.detachDeviceFlags(left, STORED))
+    rig.driver.detach_interface(spec.server, 3, nics[1], QUIET)
+    assert rig.nics(spec.server) == [nics[0].mac, nics[2].mac]
     libvirt.close()
 
 

@@ -24,13 +24,16 @@ RELEASE_SECONDS, ASK_EVERY, LOOK_EVERY = 20.0, 4.0, 0.2
 def attach(libvirt: Connection, server: str, fence: int, plug: Plug, run: Run) -> DomainState:
     """The domain has the interface: at once when it is active, else from its next start on."""
     def work() -> None:
-        active = _changeable(libvirt, server).active
-        live = active and plug.mac not in interface_xml.found(libvirt.describe(server))
+        active, described = _changeable(libvirt, server).active, libvirt.describe(server)
+        live = active and plug.mac not in interface_xml.found(described)
         stored = plug.mac not in interface_xml.found(libvirt.describe(server, stored=True))
         if run.cancelled():
             raise Cancelled
         if live or stored:
-            libvirt.attach(server, interface_xml.text(interface_xml.element(plug)), LIVE * live | STORED * stored)
+            # One that an attach which was cut off has left in the guest alone is stored with the place that it has.
+            place = interface_xml.addresses(described).get(plug.mac)
+            description = interface_xml.text(interface_xml.element(plug, place))
+            libvirt.attach(server, description, LIVE * live | STORED * stored)
     run.phase("attaching the interface")
     when_bridged(run, work)
     libvirt.mark(server, fence=fence)
