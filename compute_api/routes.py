@@ -17,6 +17,7 @@ from compute_api.resources import (
     availability_zones,
     consoles,
     extensions,
+    external_events,
     flavors,
     hypervisors,
     instance_actions,
@@ -34,6 +35,7 @@ from compute_api.resources import (
 )
 from compute_api.schemas import common
 from compute_api.schemas import consoles as console_bodies
+from compute_api.schemas import external_events as event_bodies
 from compute_api.schemas import flavors as flavor_bodies
 from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
@@ -142,6 +144,8 @@ ROUTES: tuple[Route, ...] = (
           query=console_bodies.SHOW_TOKEN),
     Route("GET", "/os-console-auth-tokens/{token}", consoles.show_token_with_tls, _P + "os-console-auth-tokens",
           "2.99", query=console_bodies.SHOW_TOKEN),
+    Route("POST", "/os-server-external-events", external_events.create, _P + "os-server-external-events:create",
+          body=event_bodies.CREATE),
 
     # flavors
     Route("GET", "/flavors", flavors.index, "", query=flavor_bodies.LIST),

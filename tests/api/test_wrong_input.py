@@ -161,7 +161,10 @@ def test_headers_of_the_middleware_are_not_believed_from_a_client(cloud: Cloud) 
 @pytest.mark.parametrize(("method", "path", "body"), [
     ("GET", "", None), ("PUT", "", {"server": {"name": "mine"}}), ("DELETE", "", None),
     ("POST", "/action", {"os-stop": None}),
-    ("GET", "/os-instance-actions", None), ("GET", "/metadata", None), ("GET", "/ips", None)])
+    ("GET", "/os-instance-actions", None), ("GET", "/metadata", None), ("GET", "/ips", None),
+    ("GET", "/os-interface", None), ("POST", "/os-interface", {}), ("GET", f"/os-interface/{UNKNOWN}", None),
+    ("DELETE", f"/os-interface/{UNKNOWN}", None), ("GET", "/os-security-groups", None),
+    ("POST", "/action", {"addSecurityGroup": {"name": "default"}})])
 def test_a_foreign_server_does_not_exist(cloud: Cloud, method: str, path: str, body: Any) -> None:
     server = cloud.create()
     foreign = cloud.call(method, f"/servers/{server}{path}", body, token="stranger")
