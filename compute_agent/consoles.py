@@ -76,6 +76,7 @@ class Consoles:
     def close(self) -> None:
         """End all sessions."""
         self._closed.set()
+        _shut(self._listener)       # wakes who accepts
         self._listener.close()
         with self._lock:
             ended, self._sessions = self._sessions, []

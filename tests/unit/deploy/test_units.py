@@ -21,7 +21,7 @@ def lines(unit: Path) -> list[str]:
 
 def test_every_process_has_a_unit() -> None:
     assert {unit.stem for unit in UNITS} == {f"kilonova-{name}" for name in (
-        "api", "conductor", "scheduler", "agent", "identity", "image", "metadata")}
+        "api", "console", "conductor", "scheduler", "agent", "identity", "image", "metadata")}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
