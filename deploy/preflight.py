@@ -16,9 +16,10 @@ from pathlib import Path
 from deploy.cloud import Cloud
 from deploy.progress import Failure
 from deploy.servers import answers
-from deploy.underlay import FILTER, complaint
+from deploy.underlay import complaint
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 60
+FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 #: What networks need of the kernel, each tried in a network namespace that lasts as long as the command.
 TRIED = ("ip link add probe type bridge", "ip link add probe type veth peer name other",
          "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1", "ip tuntap add probe mode tap",

@@ -19,7 +19,6 @@ from pathlib import Path
 from deploy.progress import run
 
 NAMESPACES, DEVICES = Path("/run/netns"), Path("/sys/class/net")
-FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 #: The block for tunnels and the block for external networks, each cut into 8192 parts: one a cloud.
 TUNNELS, EXTERNAL = IPv4Network("198.18.0.0/15"), IPv4Network("172.24.0.0/13")
 #: Ports in a row that one part is for: clouds whose ports differ never have the same part.
@@ -70,8 +69,6 @@ class Underlay:
         Raises:
             Failure: the kernel or the rights do not allow it.
         """
-        if not FILTER.exists():
-            run(["modprobe", "br_netfilter"], "Load this module of the kernel: security groups need it.")
         if hosts < 2:
             return
         if not (DEVICES / self.bridge).exists():

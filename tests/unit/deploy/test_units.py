@@ -11,8 +11,11 @@ from deploy.lint import INSTALLED
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
-HARDENED = ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "ProtectKernelModules", "RestrictSUIDSGID",
-            "LockPersonality")
+HARDENED = ("NoNewPrivileges=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes", "Restart=always", "UMask=0077")
+APART = ("Type=notify", "PrivateTmp=yes", "ProtectHome=yes", "ProtectKernelModules=yes", "ProtectSystem=strict")
+#: It mounts network namespaces that others must see, so it has the machine's own mounts.
+AMONG_OTHERS = "kilonova-network-host"
+ROOT_THERE = ("kilonova-agent", AMONG_OTHERS)
 
 
 def lines(unit: Path) -> list[str]:
@@ -21,15 +24,21 @@ def lines(unit: Path) -> list[str]:
 
 def test_every_process_has_a_unit() -> None:
     assert {unit.stem for unit in UNITS} == {f"kilonova-{name}" for name in (
-        "api", "console", "conductor", "scheduler", "agent", "identity", "image", "metadata")}
+        "api", "conductor", "scheduler", "agent", "metadata", "console", "identity", "image", "network",
+        "network-host")}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_unit_tells_when_ready_comes_back_and_is_hardened(unit: Path) -> None:
-    for wanted in ("Type=notify", "Restart=always", "ProtectSystem=strict", "UMask=0077",
-                   *(f"{name}=yes" for name in HARDENED)):
+    for wanted in (*HARDENED, *(APART if unit.stem != AMONG_OTHERS else ())):
         assert wanted in lines(unit)
-    assert ("User=kilonova" in lines(unit)) == (unit.stem != "kilonova-agent")
+    assert ("User=kilonova" in lines(unit)) == (unit.stem not in ROOT_THERE)
+
+
+def test_host_part_shares_the_machines_mounts() -> None:
+    unit = ROOT / f"deploy/systemd/{AMONG_OTHERS}.service"
+    forbidden = ("Protect", "Private", "ReadOnly", "Mount", "Dynamic")
+    assert [line for line in lines(unit) if line.startswith(forbidden)] == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
