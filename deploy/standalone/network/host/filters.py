@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may send what to whom on our bridges: the text of two nft tables, made from the description.
+
+The table of the family bridge sees devices. There a frame from a guest must carry the port's own MAC and
+addresses; nobody but our dnsmasq answers DHCP; an unknown device reaches no known one; the bridge itself reaches
+nobody. It marks each packet with the number of the port that it comes from, later of the one that it goes to.
+The table inet sees flows (br_netfilter brings bridged packets there): when a packet comes in, the groups of the
+port it comes from judge it; on its way out, those of the port it goes to. A flow is judged by its first packet's
+addresses in either direction, and stamped with the generation, a hash of these rules: as soon as the rules
+differ, every flow is judged anew with its next packet, so what is no longer allowed ends at once.
+Must stay true: pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+
+from deploy.standalone.network.host.description import ICMP, ICMP6, Address, Group, Port, Prefix, Rule
+from deploy.standalone.network.host.names import digest, tap
+
+#: The mark of what no group judges: tunnels, our namespaces, ports without security. Guests' are lower.
+FREE = 0xFFFF
+#: Stands in the text for its own hash.
+GENERATION = "@generation@"
+ONE_RECEIVER = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
+BRIDGE = """\
+  chain prerouting {{
+    type filter hook prerouting priority -200; policy accept;
+    iifname @members meta mark set iifname map @numbers
+    iifname @guarded jump guest
+  }}
+  chain guest {{
+    iifname . ether saddr != @macs drop
+    ether type arp goto guest_arp
+    ether type ip goto guest_ip4
+    ether type ip6 goto guest_ip6
+    drop
+  }}
+  chain guest_arp {{
+    arp htype != 1 drop
+    arp ptype != ip drop
+    iifname . arp saddr ether . arp saddr ip @own4 return
+    arp operation request arp saddr ip 0.0.0.0 iifname . arp saddr ether @macs return
+{pairs_arp}    drop
+  }}
+  chain guest_ip4 {{
+    udp dport 68 drop
+    ip saddr 0.0.0.0 udp sport 68 udp dport 67 return
+    iifname . ether saddr . ip saddr @own4 return
+{pairs_4}    drop
+  }}
+  chain guest_ip6 {{
+    icmpv6 type {{ nd-router-advert, nd-redirect }} drop
+    udp dport 546 drop
+    ip6 saddr :: icmpv6 type {{ 131, 132, nd-router-solicit, nd-neighbor-solicit, 143 }} return
+    icmpv6 type nd-neighbor-advert goto guest_advert
+    iifname . ether saddr . ip6 saddr @own6 return
+{pairs_6}    drop
+  }}
+  chain guest_advert {{
+{adverts}    drop
+  }}
+  chain forward {{
+    type filter hook forward priority -200; policy accept;
+    iifname @members oifname @members goto known
+    iifname @members drop
+    oifname @members drop
+  }}
+  chain known {{
+    meta mark set oifname map @numbers
+    iifname @served oifname @dhcp drop
+    iifname @dhcp oifname @served drop
+    iifname @unguarded oifname @dhcp jump guest
+    oifname @guarded ether type ip udp dport 67 drop
+    oifname @guarded ether type ip6 udp dport 547 drop
+    oifname @served ether type ip udp dport 67-68 drop
+    oifname @served ether type ip6 udp dport 546-547 drop
+    iifname @served ether type ip6 icmpv6 type nd-router-advert drop
+    oifname @guarded {one} oifname . ether daddr != @macs drop
+  }}
+  chain input {{
+    type filter hook input priority -200; policy accept;
+    iifname @members drop
+  }}
+  chain output {{
+    type filter hook output priority -200; policy accept;
+    oifname @members drop
+  }}
+  chain postrouting {{
+    type filter hook postrouting priority 300; policy accept;
+    oifname @members meta mark set 0
+  }}
+"""
+INET = """\
+  chain zone {{
+    type filter hook prerouting priority -300; policy accept;
+    iifname @bridges ct zone set iifname map @zones
+  }}
+  chain prerouting {{
+    type filter hook prerouting priority -150; policy accept;
+    iifname @bridges goto leaving
+  }}
+  chain leaving {{
+    jump always
+    ct direction original meta mark vmap @egress
+    ct direction reply meta mark vmap @ingress
+  }}
+  chain forward {{
+    type filter hook forward priority -150; policy accept;
+    iifname . oifname @bridged goto entering
+    iifname @bridges drop
+    oifname @bridges drop
+  }}
+  chain entering {{
+    jump always
+    ct direction original meta mark vmap @ingress
+    ct direction reply meta mark vmap @egress
+    ct mark set {stamp}
+  }}
+  chain always {{
+    meta mark 0 drop
+    icmpv6 type {{ 130-137, 143 }} accept
+    udp sport 68 udp dport 67 accept
+    udp sport 67 udp dport 68 accept
+    udp sport 546 udp dport 547 accept
+    udp sport 547 udp dport 546 accept
+    ct state invalid drop
+    ct mark {stamp} {one} accept
+    ct direction reply meta l4proto {{ icmp, icmpv6 }} ct mark != 0 accept
+  }}
+  chain input {{
+    type filter hook input priority -150; policy accept;
+    iifname @bridges drop
+{underlay}  }}
+  chain output {{
+    type filter hook output priority -150; policy accept;
+    oifname @bridges drop
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority 100; policy accept;
+{masquerade}  }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device on a bridge that is no guest's. ``kind``: dhcp, tunnel (of a network with a dhcp), other."""
+
+    device: str
+    kind: str = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All that the rules depend on.
+
+    ``zones``: every bridge of ours -> its conntrack zone. ``numbers``: port -> its mark. ``tunnel``: our end of the
+    tunnels, ``peers`` the others'. ``outside``: prefixes that are masqueraded when they leave by another device than
+    ``gateways``.
+    """
+
+    zones: Mapping[str, int]
+    numbers: Mapping[str, int]
+    ports: tuple[Port, ...] = ()
+    members: tuple[Member, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    tunnel: Address | None = None
+    tunnel_port: int = 4789
+    peers: tuple[Address, ...] = ()
+    outside: tuple[Prefix, ...] = ()
+    gateways: tuple[str, ...] = ()
+
+
+def ruleset(table: str, traffic: Traffic) -> str:
+    """Both tables whole, for one transaction of nft that replaces what was."""
+    text = "".join(f"add table {family} {table}\ndelete table {family} {table}\ntable {family} {table} {{\n{body}}}\n"
+                   for family, body in (("bridge", _bridge(traffic)), ("inet", _inet(traffic))))
+    generation = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) or 1
+    return text.replace(GENERATION, f"{generation:#x}")
+
+
+def link_local(mac: str) -> IPv6Address:
+    """The address that a guest gives itself from its MAC."""
+    octets = bytes.fromhex(mac.replace(":", ""))
+    host = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]])
+    return IPv6Address((0xFE80 << 112) | int.from_bytes(host, "big"))
+
+
+def _bridge(traffic: Traffic) -> str:
+    ports = traffic.ports
+    own = [(tap(port.id), mac, prefix) for port in ports for prefix, mac in _own(port)]
+    single = [item for item in own if item[2].prefixlen == item[2].max_prefixlen]
+    wide = [item for item in own if item[2].prefixlen != item[2].max_prefixlen]
+    guests = [tap(port.id) for port in ports]
+    devices = [member.device for member in traffic.members]
+    numbers = [(tap(port.id), traffic.numbers[port.id] if port.security else FREE) for port in ports]
+    sets = [
+        _set("members", "ifname", _quoted(guests + devices)),
+        _set("guarded", "ifname", _quoted(tap(port.id) for port in ports if port.security)),
+        _set("unguarded", "ifname", _quoted(tap(port.id) for port in ports if not port.security)),
+        _set("dhcp", "ifname", _quoted(member.device for member in traffic.members if member.kind == "dhcp")),
+        _set("served", "ifname", _quoted(member.device for member in traffic.members if member.kind == "tunnel")),
+        _set("macs", "ifname . ether_addr", (f'"{device}" . {mac}' for device, mac, _ in own)),
+        _set("own4", "ifname . ether_addr . ipv4_addr", (
+            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single if prefix.version == 4)),
+        _set("own6", "ifname . ether_addr . ipv6_addr", (
+            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single if prefix.version == 6)),
+        _set("numbers", "ifname : mark", (f'"{device}" : {number}' for device, number in [
+            *numbers, *((device, FREE) for device in devices)]), "map")]
+    return "".join(sets) + BRIDGE.format(
+        one=ONE_RECEIVER,
+        pairs_arp=_lines(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
+                         for device, mac, prefix in wide if prefix.version == 4),
+        pairs_4=_lines(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
+                       for device, mac, prefix in wide if prefix.version == 4),
+        pairs_6=_lines(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
+                       for device, mac, prefix in wide if prefix.version == 6),
+        adverts=_lines(f'iifname "{device}" {_target(prefix)}return'
+                       for device, mac, prefix in own if prefix.version == 6))
+
+
+def _inet(traffic: Traffic) -> str:
+    guarded = [port for port in traffic.ports if port.security]
+    marks = {port.id: (traffic.numbers[port.id], digest(" ".join(port.groups), 12)) for port in guarded}
+    needed = sorted({port.groups for port in guarded})
+    remote = sorted({rule.group for names in needed for name in names if name in traffic.groups
+                     for rule in traffic.groups[name].rules if rule.group})
+    parts = [
+        _set("bridges", "ifname", _quoted(traffic.zones)),
+        _set("bridged", "ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in traffic.zones)),
+        _set("zones", "typeof iifname : ct zone",
+             (f'"{name}" : {zone}' for name, zone in traffic.zones.items()), "map"),
+        *(_members(name, version, traffic.groups.get(name)) for name in remote for version in (4, 6)),
+        *(_chain(direction, names, traffic.groups) for names in needed for direction in ("egress", "ingress")),
+        *(_set(direction, "mark : verdict",
+               (f"{number} : jump {direction}_{chain}" for number, chain in marks.values()), "map")
+          for direction in ("egress", "ingress"))]
+    return "".join(parts) + INET.format(one=ONE_RECEIVER, stamp=GENERATION, underlay=_underlay(traffic),
+                                        masquerade=_masquerade(traffic))
+
+
+def _own(port: Port) -> list[tuple[Prefix, str]]:
+    """What a guest may send from: its own, and the pairs it was allowed."""
+    from ipaddress import ip_network
+    own = [(ip_network(str(address)), port.mac) for address in port.addresses]
+    macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
+    return list(dict.fromkeys([*own, *port.pairs, *((ip_network(str(link_local(mac))), mac) for mac in macs)]))
+
+
+def _target(prefix: Prefix) -> str:
+    if prefix.prefixlen == 0:
+        return ""
+    wanted = int(prefix.network_address) >> (128 - prefix.prefixlen)
+    return f"@th,64,{prefix.prefixlen} {wanted:#x} "
+
+
+def _members(name: str, version: int, group: Group | None) -> str:
+    found = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
+    wide = any(prefix.prefixlen != prefix.max_prefixlen for prefix in found)
+    kind = f"ipv{version}_addr; flags interval; auto-merge" if wide else f"ipv{version}_addr"
+    return _set(_group_set(name, version), kind, (str(prefix if wide else prefix.network_address) for prefix in found))
+
+
+def _group_set(name: str, version: int) -> str:
+    return f"group{version}_{digest(name, 12)}"
+
+
+def _chain(direction: str, names: Iterable[str], groups: Mapping[str, Group]) -> str:
+    """What the groups together allow returns, the rest is dropped."""
+    names = tuple(names)
+    rules = [_rule(rule) for name in names if name in groups
+             for rule in groups[name].rules if rule.ingress == (direction == "ingress")]
+    return (f"  chain {direction}_{digest(' '.join(names), 12)} {{\n"
+            + _lines([*dict.fromkeys(rules), "drop"]) + "  }\n")
+
+
+def _rule(rule: Rule) -> str:
+    family, side = ("ip" if rule.version == 4 else "ip6"), ("saddr" if rule.ingress else "daddr")
+    words = [f"meta nfproto ipv{rule.version}"]
+    if rule.protocol is not None:
+        words.append(f"ct original protocol {rule.protocol}")
+    if rule.protocol in (ICMP, ICMP6):
+        kind = "icmp" if rule.protocol == ICMP else "icmpv6"
+        words += [f"{kind} {name} {value}" for name, value in (("type", rule.low), ("code", rule.high))
+                  if value is not None]
+    elif rule.low is not None or rule.high is not None:
+        low = rule.low or 0
+        high = 65535 if rule.high is None else rule.high
+        words.append(f"ct original proto-dst {low}" if low == high else f"ct original proto-dst {low}-{high}")
+    if rule.prefix is not None and rule.prefix.prefixlen > 0:
+        words.append(f"ct original {family} {side} {rule.prefix}")
+    if rule.group is not None:
+        words.append(f"ct original {family} {side} @{_group_set(rule.group, rule.version)}")
+    return " ".join([*words, "return"])
+
+
+def _underlay(traffic: Traffic) -> str:
+    """Nobody but the peers may put frames into our tunnels."""
+    if traffic.tunnel is None:
+        return ""
+    family = "ip" if traffic.tunnel.version == 4 else "ip6"
+    to_us = f"{family} daddr {traffic.tunnel} udp dport {traffic.tunnel_port}"
+    peers = ", ".join(str(peer) for peer in traffic.peers if peer.version == traffic.tunnel.version)
+    return _lines([f"{to_us} {family} saddr != {{ {peers} }} drop" if peers else f"{to_us} drop"])
+
+
+def _masquerade(traffic: Traffic) -> str:
+    away = f"oifname != {{ {', '.join(_quoted(traffic.gateways))} }}" if traffic.gateways else ""
+    return _lines(f"oifname != @bridges {away} ip saddr {prefix} masquerade"
+                  for prefix in traffic.outside if prefix.version == 4 and away)
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
+
+
+def _set(name: str, kind: str, elements: Iterable[str], noun: str = "set") -> str:
+    kind = kind if kind.startswith("typeof") else f"type {kind}"
+    inside = ", ".join(dict.fromkeys(elements))
+    return f"  {noun} {name} {{ {kind}; " + (f"elements = {{ {inside} }}; }}\n" if inside else "}\n")
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"    {line}\n" for line in lines)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running dnsmasq, one a network: started, adopted from an earlier run, told of changes, ended.
+
+dnsmasq is a daemon of its own that outlives us: a host part that stops or dies takes no addresses from guests. Its
+files are below the runtime folder; the name of the configuration holds its hash, so that the command line of a
+running one says what it was started with. Must stay true: an address that belongs to a port now is given to that
+port's MAC at its first request, whoever had it before.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from deploy.standalone.network.host.dnsmasq import Dnsmasq
+from deploy.standalone.network.host.kernel import SPACES, Failed, Kernel
+from deploy.standalone.network.host.names import Names
+
+LONGEST_STOP = 5.0
+
+
+class Servers:
+    """All dnsmasq of one host part."""
+
+    def __init__(self, kernel: Kernel, names: Names) -> None:
+        self._kernel, self._names, self._folder = kernel, names, names.runtime
+        self._told: dict[str, tuple[str, str, str]] = {}
+
+    def ensure(self, space: str, wanted: Dnsmasq) -> list[str]:
+        """What had to be done so that it runs and knows all ports. Raises Failed, OSError."""
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        state = (wanted.hosts, wanted.names, wanted.options)
+        pid = self._running(wanted.network, wanted.version, space)
+        stale = self._has_stale_lease(wanted)
+        if pid is not None and not stale and self._told.get(wanted.network) == state:
+            return []
+        for kind, text in zip(("hosts", "names", "options"), state, strict=True):
+            self._write(self._path(wanted.network, kind), text)
+        if pid is not None and not stale:
+            os.kill(pid, signal.SIGHUP)
+            self._told[wanted.network] = state
+            return [f"dnsmasq of {wanted.network} reads {len(wanted.reserved)} reservations"]
+        self.stop(wanted.network)
+        self._strike(wanted)
+        config = self._path(wanted.network, f"{wanted.version}.conf")
+        self._write(config, wanted.fixed)
+        self._kernel.run("dnsmasq", f"--conf-file={config}", f"--pid-file={self._path(wanted.network, 'pid')}",
+                         f"--dhcp-leasefile={self._path(wanted.network, 'leases')}",
+                         f"--dhcp-hostsfile={self._path(wanted.network, 'hosts')}",
+                         f"--addn-hosts={self._path(wanted.network, 'names')}",
+                         f"--dhcp-optsfile={self._path(wanted.network, 'options')}",
+                         f"--log-facility={self._path(wanted.network, 'log')}", space=space)
+        self._told[wanted.network] = state
+        return [f"dnsmasq of {wanted.network} started"]
+
+    def networks(self) -> set[str]:
+        """Those that have files here."""
+        return {path.name.split(".")[0] for path in self._folder.glob("*.*")} if self._folder.is_dir() else set()
+
+    def remove(self, network: str) -> None:
+        """End it and delete its files. Raises Failed."""
+        self.stop(network)
+        self._told.pop(network, None)
+        for path in self._folder.glob(f"{network}.*"):
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove all, and the folder."""
+        for network in self.networks():
+            self.remove(network)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def stop(self, network: str) -> None:
+        """End the process. Raises Failed when it does not."""
+        pid = self._pid(network)
+        deadline = time.monotonic() + LONGEST_STOP
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+        while pid is not None and self._pid(network) == pid:
+            if time.monotonic() > deadline:
+                raise Failed(f"dnsmasq {pid} of network {network} does not end")
+            time.sleep(0.002)
+
+    def _pid(self, network: str) -> int | None:
+        """Of the process that runs, checked: numbers are used again."""
+        try:
+            pid = int(self._path(network, "pid").read_text())
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return None
+        return pid if f"--pid-file={self._path(network, 'pid')}".encode() in words else None
+
+    def _running(self, network: str, version: str, space: str) -> int | None:
+        """Its pid when it was started with this configuration and is in the namespace that has the name now."""
+        pid = self._pid(network)
+        if pid is None:
+            return None
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            there = os.stat(f"/proc/{pid}/ns/net").st_ino
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        config = f"--conf-file={self._path(network, f'{version}.conf')}"
+        return pid if config.encode() in words and there == os.stat(SPACES / space).st_ino else None
+
+    def _leases(self, network: str) -> list[str]:
+        try:
+            return self._path(network, "leases").read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _has_stale_lease(self, wanted: Dnsmasq) -> bool:
+        owners = dict(wanted.reserved)
+        return any(_is_stale(line, owners) for line in self._leases(wanted.network))
+
+    def _strike(self, wanted: Dnsmasq) -> None:
+        owners = dict(wanted.reserved)
+        kept = [f"{line}\n" for line in self._leases(wanted.network) if not _is_stale(line, owners)]
+        self._write(self._path(wanted.network, "leases"), "".join(kept))
+
+    def _path(self, network: str, kind: str) -> Path:
+        return self._folder / f"{network}.{kind}"
+
+    def _write(self, path: Path, text: str) -> None:
+        part = path.with_name(f"{path.name}.new")
+        part.write_text(text)
+        part.chmod(0o644)
+        part.replace(path)
+
+
+def _is_stale(line: str, owners: dict[str, str]) -> bool:
+    """Whether a lease of IPv4 (expiry, MAC, address, name, id) is of an address that is another's."""
+    words = line.split()
+    return len(words) >= 5 and words[2] in owners and ":" in words[1] and owners[words[2]] != words[1]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest of the network's contract test does: frames that are forged, and a connection that talks.
+
+Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``listen PORT FILE``, ``talk PORT ADDRESS``.
+"""
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+
+ALL = b"\xff" * 6
+STRANGE = bytes.fromhex("6e6e6e6e6e6e")
+OWN, OTHER, VICTIM = "10.0.0.5", "10.0.0.99", "10.0.0.6"
+
+
+def checksum(data: bytes) -> int:
+    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def ip(source: str, target: str, protocol: int, payload: bytes) -> bytes:
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 1, 0, 64, protocol, 0, socket.inet_aton(source),
+                       socket.inet_aton(target))
+    return head[:10] + struct.pack("!H", checksum(head)) + head[12:] + payload
+
+
+def ip6(source: str, target: str, kind: bytes) -> bytes:
+    addresses = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(socket.AF_INET6, target)
+    total = checksum(addresses + struct.pack("!II", len(kind), 58) + kind)
+    head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255)
+    return head + addresses + kind[:2] + struct.pack("!H", total) + kind[4:]
+
+
+def udp(source: int, target: int) -> bytes:
+    return struct.pack("!HHHH", source, target, 8 + 240, 0) + b"\2\1\6" + b"\0" * 237
+
+
+def arp(sender: bytes, address: str) -> bytes:
+    head = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2)
+    return head + sender + socket.inet_aton(address) + ALL + socket.inet_aton(VICTIM)
+
+
+def frame(kind: str, own: bytes, victim: bytes) -> bytes:
+    """A forged frame."""
+    ping = b"\x08\0\xf7\xff\0\0\0\0"
+    link_local = "fe80::" + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
+    advert = socket.inet_pton(socket.AF_INET6, "2001:db8::99")
+    return {
+        "mac": victim + STRANGE + b"\x08\0" + ip(OWN, VICTIM, 1, ping),
+        "ip": victim + own + b"\x08\0" + ip(OTHER, VICTIM, 1, ping),
+        "arp": ALL + own + b"\x08\x06" + arp(own, OTHER),
+        "arp-mac": ALL + own + b"\x08\x06" + arp(STRANGE, OWN),
+        "dhcp": ALL + own + b"\x08\0" + ip(OWN, "255.255.255.255", 17, udp(67, 68)),
+        "ra": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local, "ff02::1",
+                                                          b"\x86\0\0\0\x40\0\7\x08" + b"\0" * 8),
+        "advert": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local, "ff02::1",
+                                                              b"\x88\0\0\0\x20\0\0\0" + advert + b"\2\1" + own),
+        "ip6": victim + own + b"\x86\xdd" + ip6("2001:db8::99", "2001:db8::6", b"\x80\0\0\0\0\0\0\0"),
+        "vlan": victim + own + b"\x81\0\0\5\x08\0" + ip(OTHER, VICTIM, 1, ping),
+    }[kind]
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["forge", kind, own, victim]:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+                raw.bind(("eth0", 0))
+                raw.send(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
+        case ["listen", port, path]:
+            with socket.create_server(("", int(port))) as server, open(path, "ab", buffering=0) as heard:
+                taken = server.accept()[0]
+                while data := taken.recv(100):
+                    heard.write(data)
+        case ["talk", port, address]:
+            with socket.create_connection((address, int(port))) as connection:
+                while True:
+                    connection.send(b"word\n")
+                    time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts on one machine for the network's host part: real namespaces, a real kernel, guests that are namespaces.
+
+The lab plays the network service, the identity service and the metadata service over HTTP, and holds the one truth of
+which it tells each host its part. A guest's device on its host has a tap's name and joins the bridge as libvirt
+would let it join.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECRET = "shared secret"
+UDHCPC_SCRIPT = """#!/bin/sh
+[ "$1" = bound ] || exit 0
+ip addr flush dev eth0
+ip addr add "$ip/$mask" dev eth0
+[ -z "$mtu" ] || ip link set dev eth0 mtu "$mtu"
+set -- $staticroutes
+while [ -n "$2" ]; do ip route replace "$1" via "$2"; shift 2; done
+echo "ip=$ip mask=$mask router=$router dns=$dns mtu=$mtu hostname=$hostname routes=$staticroutes"
+"""
+
+
+def run(*words: str | Path, space: str | None = None, check: bool = True, text: str | None = None,
+        seconds: float = 20) -> subprocess.CompletedProcess[str]:
+    """A command, in a namespace."""
+    where = ["ip", "netns", "exec", space] if space else []
+    done = subprocess.run([*where, *map(str, words)], capture_output=True, text=True, check=False, input=text,
+                          timeout=seconds)
+    assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done
+
+
+def await_true(question: Callable[[], object], story: str, seconds: float = 10) -> None:
+    """Until the question is answered with something true."""
+    deadline = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < deadline, story
+        time.sleep(0.01)
+
+
+class Service:
+    """All that the host parts talk to."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.changed = threading.Condition()
+        self.told: dict[str, dict[str, Any]] = {}
+        self.acknowledged: dict[str, dict[str, Any]] = {}
+        self.asked_metadata: list[tuple[str, str, dict[str, str], bytes]] = []
+        lab = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                lab.get(self)
+
+            def do_POST(self) -> None:
+                lab.post(self)
+
+            def do_PUT(self) -> None:
+                lab.put(self)
+
+            def log_message(self, *what: Any) -> None:
+                """Quiet."""
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A host part that is killed breaks off: that is what happens here."""
+
+        self._server = Server(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def get(self, request: BaseHTTPRequestHandler) -> None:
+        if "/kilonova/hosts/" not in request.path:
+            return self._metadata(request, b"")
+        host = request.path.split("/")[5 - 1]
+        query = dict(pair.split("=") for pair in request.path.split("?")[1].split("&"))
+        with self.changed:
+            self.changed.wait_for(lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
+                                  min(float(query["wait"]), 2))
+            told = self.told.get(host, {"revision": 0})
+        if told["revision"] > int(query["seen"]):
+            return self._answer(request, 200, json.dumps(told).encode())
+        return self._answer(request, 304, b"")
+
+    def post(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        if not request.path.endswith("/auth/tokens"):
+            return self._metadata(request, body)
+        token = {"token": {"methods": ["password"], "expires_at": "2999-01-01T00:00:00.000000Z", "catalog": [],
+                           "issued_at": "2026-01-01T00:00:00.000000Z", "user": {"id": "k", "name": "kilonova",
+                           "domain": {"id": "default", "name": "Default"}}, "audit_ids": ["x"]}}
+        return self._answer(request, 201, json.dumps(token).encode(), {"X-Subject-Token": "token"})
+
+    def put(self, request: BaseHTTPRequestHandler) -> None:
+        said = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        with self.changed:
+            self.acknowledged[request.path.split("/")[4]] = said
+            self.changed.notify_all()
+        self._answer(request, 204, b"")
+
+    def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.asked_metadata.append((request.command, request.path, dict(request.headers.items()), body))
+        self._answer(request, 200, b"metadata of " + request.headers.get("X-Instance-ID", "nobody").encode())
+
+    def _answer(self, request: BaseHTTPRequestHandler, status: int, body: bytes,
+                headers: dict[str, str] | None = None) -> None:
+        request.send_response(status)
+        for name, value in ({} if headers is None else headers).items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+
+@dataclass
+class Guest:
+    """A guest: its port and its namespace."""
+
+    port: str
+    space: str
+    mac: str
+    address: str
+    host: Machine
+
+    @property
+    def device(self) -> str:
+        return f"tap{self.port[:11]}"
+
+    def run(self, *words: str | Path, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        return run(*words, space=self.space, check=check, text=text)
+
+    def dhcp(self) -> str:
+        """What it was given, which it now has; "" when nobody answered."""
+        script = self.host.folder / "udhcpc.script"
+        if not script.exists():
+            script.write_text(UDHCPC_SCRIPT)
+            script.chmod(0o755)
+        return self.run("busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-f", "-t", "2", "-T", "1", "-A", "0", "-O",
+                        "121", "-O", "mtu", "-O", "hostname", "-s", script, check=False).stdout.strip()
+
+    def take_address(self, gateway: str | None = None) -> None:
+        self.run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+        if gateway:
+            self.run("ip", "route", "add", "default", "via", gateway)
+
+    def pings(self, address: str, wait: str = "0.5") -> bool:
+        return self.run("ping", "-c", "1", "-W", wait, address, check=False).returncode == 0
+
+
+@dataclass
+class Machine:
+    """A host: its namespace and its host part."""
+
+    lab: Lab
+    name: str
+    space: str
+    folder: Path
+    address: str
+    gateway: bool = False
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deploy.standalone.network.host", "serve", "--host", self.name,
+                 "--url", self.lab.service.url, "--auth-url", f"{self.lab.service.url}/v3",
+                 "--password-file", str(self.folder / "secret"), "--tunnel-address", self.address,
+                 "--metadata-url", self.lab.service.url, "--metadata-secret-file", str(self.folder / "secret"),
+                 *self.where(), *(["--external-gateway"] if self.gateway else [])],
+                cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def where(self) -> list[str]:
+        return ["--state", str(self.folder / "state"), "--netns", f"/run/netns/{self.space}"]
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(10)
+            self.process = None
+
+    def clean(self) -> None:
+        run(sys.executable, "-m", "deploy.standalone.network.host", "clean", *self.where())
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def tag(self) -> str:
+        return hashlib.sha256(str((self.folder / "state").resolve()).encode()).hexdigest()[:4]
+
+    def rules(self) -> str:
+        return run("nft", "list", "ruleset", space=self.space).stdout
+
+
+@dataclass
+class Lab:
+    """Everything, and the truth."""
+
+    service: Service
+    folder: Path
+    machines: dict[str, Machine] = field(default_factory=dict)
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ports: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    routers: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    guests: list[Guest] = field(default_factory=list)
+    revision: int = 0
+
+    def build(self, names: list[str]) -> None:
+        run("ip", "netns", "add", "nh-wire")
+        run("ip", "link", "add", "wire", "type", "bridge", space="nh-wire")
+        run("ip", "link", "set", "wire", "up", space="nh-wire")
+        for number, name in enumerate(names, 1):
+            folder = self.folder / name
+            folder.mkdir()
+            (folder / "secret").write_text(f"{SECRET}\n")
+            machine = Machine(self, name, f"nh-{name}", folder, f"192.168.99.{number}", gateway=number == 1)
+            run("ip", "netns", "add", machine.space)
+            run("ip", "link", "set", "lo", "up", space=machine.space)
+            run("ip", "link", "add", f"w{number}", "netns", "nh-wire", "type", "veth", "peer", "name", "eth0", "netns",
+                machine.space)
+            run("ip", "link", "set", f"w{number}", "master", "wire", "up", space="nh-wire")
+            run("ip", "link", "set", "eth0", "up", space=machine.space)
+            run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0", space=machine.space)
+            self.machines[name] = machine
+            machine.start()
+
+    def tear_down(self) -> None:
+        for guest in self.guests:
+            run("ip", "netns", "del", guest.space, check=False)
+        for machine in self.machines.values():
+            machine.stop()
+            machine.clean()
+            run("ip", "netns", "del", machine.space, check=False)
+        run("ip", "netns", "del", "nh-wire", check=False)
+        self.service.close()
+
+    def network(self, cidr: str = "10.0.0.0/24", external: bool = False, gateway: str | None = None,
+                project: str = "project-1") -> str:
+        """A network with one subnet and the DHCP port .2."""
+        id_, start = str(uuid.uuid4()), cidr.rsplit(".", 1)[0]
+        gateway = gateway or f"{start}.1"
+        subnet = {"cidr": cidr, "version": 4, "gateway": gateway, "dhcp": not external, "dns": [], "routes": [],
+                  "ipv6_mode": None}
+        dhcp = None if external else {"mac": mac(), "addresses": [f"{start}.2/24"], "port": str(uuid.uuid4())}
+        self.networks[id_] = {"vni": 100 + len(self.networks), "mtu": 1450, "bridge": f"brq{id_[:11]}",
+                              "external": external, "project_id": project, "dhcp": dhcp, "subnets": {
+                                  str(uuid.uuid4()): subnet}}
+        return id_
+
+    def guest(self, network: str, address: str, host: str = "x1", groups: list[str] | None = None,
+              **more: Any) -> Guest:
+        """A port and a guest that has it; told and acknowledged, plugged in."""
+        port = str(uuid.uuid4())
+        guest = Guest(port, f"nh-g{len(self.guests)}", mac(), address, self.machines[host])
+        self.ports[port] = (host, {
+            "network": network, "mac": guest.mac, "device": guest.device, "allowed_pairs": [], "security": True,
+            "addresses": [{"address": address, "subnet": next(iter(self.networks[network]["subnets"]))}],
+            "groups": [self.open_group()] if groups is None else groups, "server": str(uuid.uuid4()),
+            "project_id": "project-1", "hostname": f"vm{len(self.guests)}", "up": True, **more})
+        self.guests.append(guest)
+        self.tell()
+        self.plug(guest)
+        return guest
+
+    def plug(self, guest: Guest) -> None:
+        """As libvirt does: a device is made and joins the bridge at once."""
+        bridge = f"brq{self.ports[guest.port][1]['network'][:11]}"
+        run("ip", "netns", "add", guest.space)
+        run("ip", "link", "add", guest.device, "netns", guest.host.space, "type", "veth", "peer", "name", "eth0",
+            "address", guest.mac, "netns", guest.space)
+        run("ip", "link", "set", "lo", "up", space=guest.space)
+        run("ip", "link", "set", "eth0", "up", space=guest.space)
+        run("ip", "link", "set", guest.device, "master", bridge, "up", space=guest.host.space)
+
+    def open_group(self) -> str:
+        """A group that allows everything."""
+        id_ = "00000000-0000-0000-0000-0000000000a1"
+        self.groups.setdefault(id_, {"rules": [rule("ingress"), rule("egress"), rule("ingress", version=6),
+                                               rule("egress", version=6)], "members": []})
+        return id_
+
+    def tell(self, wait: bool = True) -> None:
+        """A new revision for every host."""
+        self.revision += 1
+        with self.service.changed:
+            for name in self.machines:
+                self.service.told[name] = self.description(name)
+            self.service.changed.notify_all()
+        if wait:
+            self.await_acknowledged()
+
+    def await_acknowledged(self) -> None:
+        for name, machine in self.machines.items():
+            with self.service.changed:
+                done = self.service.changed.wait_for(
+                    lambda name=name: self.service.acknowledged.get(name, {}).get("revision") == self.revision, 10)
+            assert done, f"{name} does not acknowledge {self.revision}: {machine.log()[-3000:]}"
+
+    def description(self, host: str) -> dict[str, Any]:
+        ports = {id_: port for id_, (where, port) in self.ports.items() if where == host}
+        routers = {id_: router for id_, (where, router) in self.routers.items() if where == host}
+        here = self.used(host)
+        networks = {id_: network | {"peers": [machine.address for name, machine in self.machines.items()
+                                              if name != host and id_ in self.used(name)]}
+                    for id_, network in self.networks.items() if id_ in here}
+        members: dict[str, list[str]] = {}
+        for _, port in self.ports.values():
+            for group in port["groups"]:
+                members.setdefault(group, []).extend(one["address"] for one in port["addresses"])
+        groups = {id_: group | {"members": members.get(id_, [])} for id_, group in self.groups.items()}
+        return {"revision": self.revision, "host": host, "dns": ["1.1.1.1"], "networks": networks, "ports": ports,
+                "groups": groups, "routers": routers}
+
+    def used(self, host: str) -> set[str]:
+        """The networks of a host."""
+        found = {port["network"] for where, port in self.ports.values() if where == host}
+        for where, router in self.routers.values():
+            if where == host:
+                found |= {leg["network"] for leg in router["interfaces"]}
+                found |= {router["external"]["network"]} if router["external"] else set()
+        if self.machines[host].gateway:
+            found |= {id_ for id_, network in self.networks.items() if network["external"]}
+        return found
+
+    def forget(self) -> None:
+        """A new story: nothing is wanted any more."""
+        for guest in self.guests:
+            run("ip", "netns", "del", guest.space, check=False)
+        for thing in (self.networks, self.ports, self.groups, self.routers, self.guests):
+            thing.clear()
+        self.tell()
+
+
+def mac() -> str:
+    return "fa:16:3e:" + ":".join(f"{byte:02x}" for byte in os.urandom(3))
+
+
+def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
+    return {"id": str(uuid.uuid4()), "direction": direction, "version": version, "protocol": None, "port_min": None,
+            "port_max": None, "remote_prefix": None, "remote_group": None, **more}
+
+
+@contextlib.contextmanager
+def captured(guest: Guest, what: str, folder: Path) -> Any:
+    """Yields a function that says what arrived at the guest since, as tcpdump's lines."""
+    out = folder / f"{guest.space}.dump"
+    with out.open("wb") as file:
+        process = subprocess.Popen(["ip", "netns", "exec", guest.space, "tcpdump", "-l", "-n", "-e", "-p", "-i", "eth0",
+                                    "-Q", "in", *what.split()], stdout=file, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    while b"listening on" not in (line := process.stderr.readline()):
+        assert line, "tcpdump ended"
+
+    def arrived() -> str:
+        return out.read_text(errors="replace")
+    try:
+        yield arrived
+    finally:
+        process.terminate()
+        process.wait(5)
+        process.stderr.close()

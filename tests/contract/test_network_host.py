@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network's host part on a real kernel: what guests can reach, what they cannot, and what is left behind."""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.network_lab import (
+    REPOSITORY,
+    SECRET,
+    Guest,
+    Lab,
+    Service,
+    await_true,
+    captured,
+    mac,
+    rule,
+    run,
+)
+
+NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "arping")
+SERVICE_PORT = 25060
+SEND = REPOSITORY / "tests/contract/network_frames.py"
+
+
+@pytest.fixture(scope="module")
+def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if os.geteuid() != 0 or missing:
+        reason = f"needs root and {', '.join(missing) or 'nothing else'}"
+        if os.environ.get("KILONOVA_TEST"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    lab = Lab(Service(SERVICE_PORT), tmp_path_factory.mktemp("network"))
+    try:
+        lab.build(["x1", "x2"])
+        yield lab
+    finally:
+        lab.tear_down()
+
+
+@pytest.fixture
+def lab(whole_lab: Lab) -> Iterator[Lab]:
+    yield whole_lab
+    whole_lab.forget()
+
+
+def test_a_guest_gets_its_address_and_all_options(lab: Lab) -> None:
+    network = lab.network()
+    guest = lab.guest(network, "10.0.0.5")
+    said = guest.dhcp()
+    assert said.startswith("ip=10.0.0.5 mask=24 router=10.0.0.1 dns=10.0.0.2 1.1.1.1 mtu=1450 hostname=vm0")
+    assert "routes=169.254.169.254/32 10.0.0.2 0.0.0.0/0 10.0.0.1" in said
+    assert "10.0.0.5" in guest.run("busybox", "nslookup", "vm0.openstacklocal", "10.0.0.2").stdout
+    assert lab.service.acknowledged["x1"]["failed"] == {}
+
+
+def test_an_address_that_was_anothers_is_given_at_once(lab: Lab) -> None:
+    network = lab.network()
+    first = lab.guest(network, "10.0.0.5")
+    assert "ip=10.0.0.5" in first.dhcp()
+    del lab.ports[first.port]
+    second = lab.guest(network, "10.0.0.5")
+    assert "ip=10.0.0.5" in second.dhcp()
+    assert first.dhcp() == ""
+
+
+def test_groups_decide_and_a_change_cuts_what_runs(lab: Lab) -> None:
+    network = lab.network()
+    out, ssh = "g-egress-only", "g-pings-too"
+    lab.groups[out] = {"rules": [rule("egress")], "members": []}
+    lab.groups[ssh] = {"rules": [rule("egress"), rule("ingress", protocol="icmp", port_min=8, port_max=0)],
+                       "members": []}
+    closed = lab.guest(network, "10.0.0.5", groups=[out])
+    opened = lab.guest(network, "10.0.0.6", groups=[ssh])
+    for guest in (closed, opened):
+        guest.take_address()
+    assert closed.pings("10.0.0.6")
+    assert not opened.pings("10.0.0.5")
+    lab.ports[closed.port][1]["groups"] = [ssh]
+    lab.tell()
+    assert opened.pings("10.0.0.5")
+    lab.ports[closed.port][1]["groups"] = [out]
+    lab.tell()
+    assert not opened.pings("10.0.0.5")
+
+
+def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
+    network = lab.network()
+    web = "g-web-open"
+    lab.groups[web] = {"rules": [rule("egress"), rule("ingress", protocol="tcp", port_min=80, port_max=90,
+                                                      remote_group=web)], "members": []}
+    server, client = (lab.guest(network, address, groups=[web]) for address in ("10.0.0.5", "10.0.0.6"))
+    for guest in (server, client):
+        guest.take_address()
+    with talking(lab.folder, server, client, 85) as counted:
+        await_true(lambda: counted() > 3, "nothing arrives although the rule allows it")
+        lab.groups[web]["rules"] = [rule("egress")]
+        lab.tell()
+        before = counted()
+        run("sleep", "0.5")
+        assert counted() <= before + 1
+        lab.groups[web]["rules"].append(rule("ingress", protocol="tcp", port_min=85, port_max=85))
+        lab.tell()
+        await_true(lambda: counted() > before + 3, "the connection does not go on when it may again")
+    assert run("nc", "-z", "-w", "1", "10.0.0.5", "91", space=client.space, check=False).returncode != 0
+
+
+def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
+    """A TCP connection on which a line is sent every 50 ms; yields how many arrived."""
+    @contextlib.contextmanager
+    def talk() -> Iterator[object]:
+        heard = folder / "heard"
+        heard.write_text("")
+        words = [["ip", "netns", "exec", guest.space, sys.executable, str(SEND), kind, str(port), *more]
+                 for guest, kind, more in ((server, "listen", [str(heard)]), (client, "talk", [server.address]))]
+        processes = []
+        try:
+            for command in words:
+                processes.append(subprocess.Popen(command))
+                await_true(lambda: server.run("ss", "-Htln", f"sport = :{port}").stdout, "no listener")
+            yield lambda: len(heard.read_text().splitlines())
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    return talk()
+
+
+def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
+    network = lab.network()
+    bad, good = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
+    far = lab.guest(network, "10.0.0.7", host="x2")
+    for guest in (bad, good, far):
+        guest.take_address()
+    assert bad.pings("10.0.0.6")
+    assert bad.pings("10.0.0.7", wait="2")
+    with captured(good, f"not ether host {good.mac} or ether src {bad.mac}", lab.folder) as near, \
+            captured(far, "ip or arp or ip6 or vlan", lab.folder) as away:
+        for kind in ("mac", "ip", "arp", "arp-mac", "dhcp", "ra", "vlan", "advert", "ip6"):
+            bad.run(sys.executable, SEND, "forge", kind, bad.mac, good.mac)
+        assert bad.pings("10.0.0.6")      # the last that is sent and arrives
+        await_true(lambda: "10.0.0.5 > 10.0.0.6" in near(), "the honest packet does not arrive")
+        for trace in ("10.0.0.99", "6e:6e:6e", "BOOTP", "router advertisement", "2001:db8:", "vlan"):
+            assert trace not in near() + away(), (trace, near(), away())
+
+
+def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> None:
+    network = lab.network()
+    free, other = lab.guest(network, "10.0.0.5", security=False, groups=[]), lab.guest(network, "10.0.0.6")
+    free.run("ip", "addr", "add", "10.0.0.77/24", "dev", "eth0")
+    other.take_address()
+    assert free.pings("10.0.0.6")
+    assert other.pings("10.0.0.77")
+    strangers = [Guest(f"{number}eadbeef-0000", f"nh-g{90 + number}", mac(), f"10.0.0.{90 + number}", other.host)
+                 for number in (0, 1)]
+    lab.guests += strangers
+    for stranger in strangers:
+        lab.ports[stranger.port] = ("x1", {"network": network, "groups": [], "addresses": []})
+        lab.plug(stranger)
+        del lab.ports[stranger.port]
+        stranger.take_address()
+    assert not strangers[0].pings("10.0.0.6")
+    assert not other.pings("10.0.0.90")
+    assert not strangers[0].pings("10.0.0.91")
+
+
+def test_allowed_pairs_and_the_host_itself(lab: Lab) -> None:
+    network = lab.network()
+    guest = lab.guest(network, "10.0.0.5", allowed_pairs=[{"ip_address": "10.0.0.128/25", "mac_address": None}])
+    other = lab.guest(network, "10.0.0.6")
+    other.take_address()
+    for address in ("10.0.0.200/24", "10.0.0.7/24"):
+        guest.run("ip", "addr", "flush", "dev", "eth0")
+        guest.run("ip", "addr", "add", address, "dev", "eth0")
+        assert guest.pings("10.0.0.6") == (address == "10.0.0.200/24")
+    guest.run("ip", "addr", "add", "192.168.99.77/24", "dev", "eth0")
+    assert not guest.pings(guest.host.address)
+
+
+def test_two_tenants_with_the_same_addresses_do_not_meet(lab: Lab) -> None:
+    mine, theirs = lab.network(), lab.network(project="project-2")
+    a, b = lab.guest(mine, "10.0.0.5"), lab.guest(mine, "10.0.0.6")
+    c, d = lab.guest(theirs, "10.0.0.5"), lab.guest(theirs, "10.0.0.7")
+    for guest in (a, b, c, d):
+        assert f"ip={guest.address}" in guest.dhcp()
+    assert a.pings("10.0.0.6")
+    assert c.pings("10.0.0.7")
+    assert not a.pings("10.0.0.7")
+    assert not c.pings("10.0.0.6")
+
+
+def test_guests_of_two_hosts_reach_each_other_and_dhcp_stays_at_home(lab: Lab) -> None:
+    network = lab.network()
+    a, b = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", host="x2")
+    assert "ip=10.0.0.5" in a.dhcp()
+    with captured(a, "udp port 67 or arp", lab.folder) as arrived:
+        assert "ip=10.0.0.6" in b.dhcp()
+        assert b.pings("10.0.0.5", wait="2")
+        assert b.pings("10.0.0.2")
+        await_true(lambda: "10.0.0.5 tell 10.0.0.6" in arrived(), "no ARP over the tunnel")
+        assert "10.0.0.2 tell" not in arrived().replace("who-has 10.0.0.2 tell", "")
+        assert "BOOTP" not in arrived()
+    assert a.pings("10.0.0.2")
+
+
+def test_ipv6_with_neighbours(lab: Lab) -> None:
+    network = lab.network()
+    a, b = (lab.guest(network, address, host=host, addresses=[{"address": f"2001:db8::{address[-1]}"}])
+            for address, host in (("10.0.0.5", "x1"), ("10.0.0.6", "x2")))
+    for guest in (a, b):
+        guest.run("ip", "addr", "add", f"2001:db8::{guest.address[-1]}/64", "dev", "eth0", "nodad")
+    assert a.pings("2001:db8::6", wait="3")
+    a.run("ip", "addr", "add", "2001:db8::99/128", "dev", "eth0", "nodad")
+    assert a.run("ping", "-c", "1", "-W", "0.5", "-I", "2001:db8::99", "2001:db8::6", check=False).returncode != 0
+
+
+def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
+    inside, behind = lab.network(), lab.network("10.1.0.0/24")
+    outside = lab.network("172.24.4.0/24", external=True)
+    a, b = lab.guest(inside, "10.0.0.5"), lab.guest(behind, "10.1.0.6", host="x2")
+    router = {"external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1",
+                           "snat": True},
+              "interfaces": [{"port": "r1", "network": inside, "mac": mac(), "address": "10.0.0.1/24"},
+                             {"port": "r2", "network": behind, "mac": mac(), "address": "10.1.0.1/24"}],
+              "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}], "routes": []}
+    lab.routers["11111111-0000-0000-0000-000000000000"] = ("x1", router)
+    lab.tell()
+    assert "ip=10.0.0.5" in a.dhcp()
+    assert "ip=10.1.0.6" in b.dhcp()
+    assert a.pings("10.1.0.6", wait="2")
+    host = lab.machines["x1"].space
+    assert run("ping", "-c", "1", "-W", "2", "172.24.4.9", space=host, check=False).returncode == 0
+    assert run("ping", "-c", "1", "-W", "2", "192.168.99.2", space=a.space, check=False).returncode == 0
+    assert run("ping", "-c", "1", "-W", "2", "192.168.99.2", space=b.space, check=False).returncode == 0
+    assert b.pings("172.24.4.9", wait="1")
+    router["floating"] = [{"floating": "172.24.4.10", "fixed": "10.1.0.6"}]
+    lab.tell()
+    assert run("ping", "-c", "1", "-W", "1", "172.24.4.9", space=host, check=False).returncode != 0
+    assert run("ping", "-c", "1", "-W", "2", "172.24.4.10", space=host, check=False).returncode == 0
+
+
+def test_metadata_comes_with_who_asks(lab: Lab) -> None:
+    mine, theirs = lab.network(), lab.network(project="project-2")
+    a, c = lab.guest(mine, "10.0.0.5"), lab.guest(theirs, "10.0.0.5")
+    for guest in (a, c):
+        guest.dhcp()
+        lab.service.asked_metadata.clear()
+        said = guest.run("busybox", "wget", "-q", "-O", "-", "--header", "X-Instance-ID: forged", "--header",
+                         "X-Instance-ID-Signature: forged", "http://169.254.169.254/openstack?x=1").stdout
+        server = lab.ports[guest.port][1]["server"]
+        assert said == f"metadata of {server}"
+        (command, path, headers, _), = lab.service.asked_metadata
+        assert (command, path) == ("GET", "/openstack?x=1")
+        assert headers["X-Instance-ID"] == server
+        assert headers["X-Tenant-ID"] == "project-1"
+        assert headers["X-Forwarded-For"] == "10.0.0.5"
+        signature = hmac.new(SECRET.encode(), server.encode(), hashlib.sha256).hexdigest()
+        assert headers["X-Instance-ID-Signature"] == signature
+
+
+def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x1"]
+    guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
+    for one in (guest, other):
+        assert one.dhcp()
+    rules = machine.rules()
+    machine.stop(signal.SIGKILL)
+    assert guest.pings("10.0.0.6")
+    assert other.dhcp()
+    run("nft", "delete", "table", "bridge", f"kn_{machine.tag()}", space=machine.space)
+    machine.start()
+    await_true(lambda: machine.rules() == rules, "other rules after a kill")
+    for pause in ("0.35", "0.45", "0.55"):
+        machine.stop(signal.SIGKILL)
+        second = lab.network()
+        port = lab.ports[guest.port][1]
+        lab.ports["22222222-0000-0000-0000-000000000000"] = ("x1", port | {"network": second})
+        lab.tell(wait=False)
+        machine.start()
+        run("sleep", pause)
+        del lab.ports["22222222-0000-0000-0000-000000000000"], lab.networks[second]
+        machine.stop(signal.SIGKILL)
+        lab.tell(wait=False)
+    machine.start()
+    lab.await_acknowledged()
+    assert [line for line in machine.rules().splitlines() if "mark" not in line] == [
+        line for line in rules.splitlines() if "mark" not in line]
+    assert guest.pings("10.0.0.6")
+    assert other.dhcp()
+
+
+def test_clean_leaves_nothing(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x2"]
+    outside = lab.network("172.24.4.0/24", external=True)
+    lab.guest(network, "10.0.0.5", host="x2")
+    lab.routers["11111111-0000-0000-0000-000000000000"] = ("x2", {
+        "external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1"},
+        "interfaces": [{"port": "r1", "network": network, "mac": mac(), "address": "10.0.0.1/24"}]})
+    lab.tell()
+    assert f"kn-{machine.tag()}-router" in run("ip", "netns").stdout
+    machine.stop()
+    machine.clean()
+    machine.clean()
+    links = run("ip", "-o", "link", space=machine.space).stdout
+    assert [line.split(": ")[1].split("@")[0] for line in links.splitlines()
+            if ": tap" not in line] == ["lo", "eth0"]
+    assert machine.rules() == ""
+    assert f"kn-{machine.tag()}" not in run("ip", "netns").stdout
+    assert not Path(f"/run/kn-{machine.tag()}").exists()
+    assert run("busybox", "pgrep", "-f", f"kn-{machine.tag()}", check=False).stdout == ""
+    assert [path.name for path in (machine.folder / "state").iterdir()] == []
+    machine.start()
+    lab.tell()
