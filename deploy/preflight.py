@@ -18,7 +18,7 @@ from deploy.progress import Failure
 from deploy.servers import answers
 from deploy.underlay import complaint
 
-DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 60
+DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
 FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 #: What networks need of the kernel, each tried in a network namespace that lasts as long as the command.
 TRIED = ("ip link add probe type bridge", "ip link add probe type veth peer name other",
