@@ -208,8 +208,9 @@ class Machine:
     def tag(self) -> str:
         return hashlib.sha256(str((self.folder / "state").resolve()).encode()).hexdigest()[:4]
 
-    def rules(self) -> str:
-        return run("nft", "list", "ruleset", space=self.space).stdout
+    def rules(self) -> list[str]:
+        """All words of them: sets have no order."""
+        return sorted(run("nft", "list", "ruleset", space=self.space).stdout.replace(",", " ").split())
 
 
 @dataclass

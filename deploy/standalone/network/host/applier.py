@@ -16,6 +16,7 @@ from deploy.standalone.network.host.desired import Bridge, Desired, Plug, Space,
 from deploy.standalone.network.host.kernel import EVERYONE, Failed, Kernel, Link
 from deploy.standalone.network.host.ledger import Ledger
 from deploy.standalone.network.host.names import Names
+from deploy.standalone.network.host.nft import Table, changes, gone, whole
 from deploy.standalone.network.host.servers import Servers
 
 LOG = logging.getLogger("network.host")
@@ -39,7 +40,7 @@ class Applier:
         self.kernel, self._names, self._ledger, self._tunnels = kernel, names, ledger, tunnels
         self.servers = Servers(kernel, names)
         self._done: dict[str, object] = {}
-        self._text = ""
+        self._tables: tuple[Table, ...] = ()
         self._listed: tuple[str, ...] | None = None
 
     def apply(self, desired: Desired, full: bool = False) -> dict[str, str]:
@@ -77,12 +78,11 @@ class Applier:
     def clean(self) -> list[str]:
         """Remove everything that was ever made here; what could not be is in the answer."""
         wrong: dict[str, str] = {}
-        nothing = Desired((), (), (), (), "", {})
+        nothing = Desired((), (), (), (), (), {})
         self.servers.clear()
         self._remove(nothing, wrong)
         for family in ("bridge", "inet"):
-            self._try("rules", wrong, self.kernel.nft,
-                      f"add table {family} {self._names.table}\ndelete table {family} {self._names.table}\n")
+            self._try("rules", wrong, self.kernel.nft, gone(family, self._names.table))
         for name, value in self._ledger.sysctls.items():
             self._try(name, wrong, self.kernel.sysctl, name, value)
         if not wrong:
@@ -100,14 +100,27 @@ class Applier:
         return True
 
     def _rules(self, desired: Desired, full: bool) -> None:
-        same = self._text == desired.rules
-        if same and (not full or (self._listed is not None and self._list() == self._listed)):
+        """The rules, as little as differs from what is known to be there."""
+        wanted, there = desired.rules, self._tables
+        if there == wanted and (not full or (self._listed is not None and self._list() == self._listed)):
             return
-        self._text = ""
-        self.kernel.nft(desired.rules)
-        if not same or self._listed is not None:
-            LOG.info("rules replaced: %d lines", desired.rules.count("\n"))
-        self._text, self._listed = desired.rules, self._list() if full else None
+        less = changes(there, wanted) if there and not full else None
+        self._tables = ()
+        if less is None or not self._tried(less):
+            less = whole(wanted)
+            self.kernel.nft(less)
+        if there != wanted or self._listed is not None:
+            LOG.info("rules changed by %d lines", less.count("\n"))
+        self._tables, self._listed = wanted, self._list() if full else None
+
+    def _tried(self, text: str) -> bool:
+        """Whether it worked; somebody else may have changed what it starts from."""
+        try:
+            self.kernel.nft(text)
+        except Failed as problem:
+            LOG.warning("rules are replaced as a whole: %s", problem)
+            return False
+        return True
 
     def _list(self) -> tuple[str, ...]:
         return tuple(self.kernel.has_rules(self._names.table, family) for family in ("bridge", "inet"))
@@ -250,9 +263,9 @@ class Applier:
         if self._done.get("removed") == (bridges, devices) and not set(self._ledger.zones) - bridges and not old:
             return
         links = self.kernel.links()
-        gone = [name for name in links if self._names.is_ours(name) and name not in devices and name[:2] != "kg"]
-        gone += [name for name in self._ledger.zones if name in links and name not in bridges]
-        for name in gone:
+        left = [name for name in links if self._names.is_ours(name) and name not in devices and name[:2] != "kg"]
+        left += [name for name in self._ledger.zones if name in links and name not in bridges]
+        for name in left:
             self._try(name, wrong, self.kernel.ip, [f"link del dev {name}"])
             LOG.info("device %s removed", name)
         for name in old:

@@ -16,6 +16,7 @@ from deploy.standalone.network.host.dnsmasq import METADATA, Dnsmasq, configure
 from deploy.standalone.network.host.filters import Member, Traffic, ruleset
 from deploy.standalone.network.host.names import Names, bridge, digest
 from deploy.standalone.network.host.nat import router_rules
+from deploy.standalone.network.host.nft import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Desired:
     tunnels: tuple[Tunnel, ...]
     gateways: tuple[Plug, ...]
     spaces: tuple[Space, ...]
-    rules: str
+    rules: tuple[Table, ...]
     listeners: Mapping[str, str]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may send what to whom on our bridges: the text of two nft tables, made from the description.
+"""Who may send what to whom on our bridges: two nft tables, made from the description.
 
 The table of the family bridge sees devices. There a frame from a guest must carry the port's own MAC and
 addresses; nobody but our dnsmasq answers DHCP; an unknown device reaches no known one; the bridge itself reaches
@@ -19,11 +19,14 @@ from ipaddress import IPv6Address
 
 from deploy.standalone.network.host.description import ICMP, ICMP6, Address, Group, Port, Prefix, Rule
 from deploy.standalone.network.host.names import digest, tap
+from deploy.standalone.network.host.nft import Set, Table, read_chains
 
 #: The mark of what no group judges: tunnels, our namespaces, ports without security. Guests' are lower.
 FREE = 0xFFFF
 #: Stands in the text for its own hash.
 GENERATION = "@generation@"
+DIRECTIONS = ("egress", "ingress")
+Content = tuple[dict[str, Set], dict[str, tuple[str, ...]]]
 ONE_RECEIVER = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
 BRIDGE = """\
   chain prerouting {{
@@ -60,6 +63,7 @@ BRIDGE = """\
 {pairs_6}    drop
   }}
   chain guest_advert {{
+    iifname . @th,64,128 @adverts return
 {adverts}    drop
   }}
   chain forward {{
@@ -173,12 +177,14 @@ class Traffic:
     gateways: tuple[str, ...] = ()
 
 
-def ruleset(table: str, traffic: Traffic) -> str:
-    """Both tables whole, for one transaction of nft that replaces what was."""
-    text = "".join(f"add table {family} {table}\ndelete table {family} {table}\ntable {family} {table} {{\n{body}}}\n"
-                   for family, body in (("bridge", _bridge(traffic)), ("inet", _inet(traffic))))
-    generation = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) or 1
-    return text.replace(GENERATION, f"{generation:#x}")
+def ruleset(table: str, traffic: Traffic) -> tuple[Table, Table]:
+    """Both tables."""
+    bridge = Table("bridge", table, *_bridge(traffic))
+    sets, chains = _inet(traffic)
+    generation = int(hashlib.sha256(repr((sets, chains)).encode()).hexdigest()[:8], 16) or 1
+    stamped = {name: tuple(line.replace(GENERATION, f"{generation:#x}") for line in lines)
+               for name, lines in chains.items()}
+    return bridge, Table("inet", table, sets, stamped)
 
 
 def link_local(mac: str) -> IPv6Address:
@@ -188,28 +194,30 @@ def link_local(mac: str) -> IPv6Address:
     return IPv6Address((0xFE80 << 112) | int.from_bytes(host, "big"))
 
 
-def _bridge(traffic: Traffic) -> str:
-    ports = traffic.ports
+def _bridge(traffic: Traffic) -> Content:
+    ports, members = traffic.ports, traffic.members
     own = [(tap(port.id), mac, prefix) for port in ports for prefix, mac in _own(port)]
     single = [item for item in own if item[2].prefixlen == item[2].max_prefixlen]
     wide = [item for item in own if item[2].prefixlen != item[2].max_prefixlen]
     guests = [tap(port.id) for port in ports]
-    devices = [member.device for member in traffic.members]
-    numbers = [(tap(port.id), traffic.numbers[port.id] if port.security else FREE) for port in ports]
-    sets = [
-        _set("members", "ifname", _quoted(guests + devices)),
-        _set("guarded", "ifname", _quoted(tap(port.id) for port in ports if port.security)),
-        _set("unguarded", "ifname", _quoted(tap(port.id) for port in ports if not port.security)),
-        _set("dhcp", "ifname", _quoted(member.device for member in traffic.members if member.kind == "dhcp")),
-        _set("served", "ifname", _quoted(member.device for member in traffic.members if member.kind == "tunnel")),
-        _set("macs", "ifname . ether_addr", (f'"{device}" . {mac}' for device, mac, _ in own)),
-        _set("own4", "ifname . ether_addr . ipv4_addr", (
-            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single if prefix.version == 4)),
-        _set("own6", "ifname . ether_addr . ipv6_addr", (
-            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single if prefix.version == 6)),
-        _set("numbers", "ifname : mark", (f'"{device}" : {number}' for device, number in [
-            *numbers, *((device, FREE) for device in devices)]), "map")]
-    return "".join(sets) + BRIDGE.format(
+    devices = [member.device for member in members]
+    numbers = {tap(port.id): traffic.numbers[port.id] if port.security else FREE for port in ports}
+    sets = {
+        "members": _devices([*guests, *devices]),
+        "guarded": _devices(tap(port.id) for port in ports if port.security),
+        "unguarded": _devices(tap(port.id) for port in ports if not port.security),
+        "dhcp": _devices(member.device for member in members if member.kind == "dhcp"),
+        "served": _devices(member.device for member in members if member.kind == "tunnel"),
+        "macs": _set("ifname . ether_addr", (f'"{device}" . {mac}' for device, mac, _ in own)),
+        **{f"own{version}": _set(f"ifname . ether_addr . ipv{version}_addr", (
+            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single
+            if prefix.version == version)) for version in (4, 6)},
+        "adverts": Set("set", "typeof iifname . @th,64,128", {
+            f'"{device}" . {int(prefix.network_address):#x}': ""
+            for device, _, prefix in single if prefix.version == 6}),
+        "numbers": Set("map", "type ifname : mark", {
+            f'"{device}"': f"{mark:#010x}" for device, mark in {**numbers, **dict.fromkeys(devices, FREE)}.items()})}
+    return sets, read_chains(BRIDGE.format(
         one=ONE_RECEIVER,
         pairs_arp=_lines(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
                          for device, mac, prefix in wide if prefix.version == 4),
@@ -218,27 +226,29 @@ def _bridge(traffic: Traffic) -> str:
         pairs_6=_lines(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
                        for device, mac, prefix in wide if prefix.version == 6),
         adverts=_lines(f'iifname "{device}" {_target(prefix)}return'
-                       for device, mac, prefix in own if prefix.version == 6))
+                       for device, mac, prefix in wide if prefix.version == 6)))
 
 
-def _inet(traffic: Traffic) -> str:
+def _inet(traffic: Traffic) -> Content:
     guarded = [port for port in traffic.ports if port.security]
-    marks = {port.id: (traffic.numbers[port.id], digest(" ".join(port.groups), 12)) for port in guarded}
+    marks = {traffic.numbers[port.id]: digest(" ".join(port.groups), 12) for port in guarded}
     needed = sorted({port.groups for port in guarded})
     remote = sorted({rule.group for names in needed for name in names if name in traffic.groups
                      for rule in traffic.groups[name].rules if rule.group})
-    parts = [
-        _set("bridges", "ifname", _quoted(traffic.zones)),
-        _set("bridged", "ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in traffic.zones)),
-        _set("zones", "typeof iifname : ct zone",
-             (f'"{name}" : {zone}' for name, zone in traffic.zones.items()), "map"),
-        *(_members(name, version, traffic.groups.get(name)) for name in remote for version in (4, 6)),
-        *(_chain(direction, names, traffic.groups) for names in needed for direction in ("egress", "ingress")),
-        *(_set(direction, "mark : verdict",
-               (f"{number} : jump {direction}_{chain}" for number, chain in marks.values()), "map")
-          for direction in ("egress", "ingress"))]
-    return "".join(parts) + INET.format(one=ONE_RECEIVER, stamp=GENERATION, underlay=_underlay(traffic),
-                                        masquerade=_masquerade(traffic))
+    sets = {
+        "bridges": _devices(traffic.zones),
+        "bridged": _set("ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in traffic.zones)),
+        "zones": Set("map", "typeof iifname : ct zone", {
+            f'"{name}"': str(zone) for name, zone in traffic.zones.items()}),
+        **{_group_set(name, version): _members(version, traffic.groups.get(name))
+           for name in remote for version in (4, 6)},
+        **{direction: Set("map", "type mark : verdict", {
+            f"{mark:#010x}": f"jump {direction}_{chain}" for mark, chain in marks.items()})
+           for direction in DIRECTIONS}}
+    judges = {f"{direction}_{digest(' '.join(names), 12)}": _judge(direction, names, traffic.groups)
+              for names in needed for direction in DIRECTIONS}
+    return sets, {**judges, **read_chains(INET.format(
+        one=ONE_RECEIVER, stamp=GENERATION, underlay=_underlay(traffic), masquerade=_masquerade(traffic)))}
 
 
 def _own(port: Port) -> list[tuple[Prefix, str]]:
@@ -256,24 +266,22 @@ def _target(prefix: Prefix) -> str:
     return f"@th,64,{prefix.prefixlen} {wanted:#x} "
 
 
-def _members(name: str, version: int, group: Group | None) -> str:
+def _members(version: int, group: Group | None) -> Set:
     found = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
     wide = any(prefix.prefixlen != prefix.max_prefixlen for prefix in found)
     kind = f"ipv{version}_addr; flags interval; auto-merge" if wide else f"ipv{version}_addr"
-    return _set(_group_set(name, version), kind, (str(prefix if wide else prefix.network_address) for prefix in found))
+    return _set(kind, (str(prefix if wide else prefix.network_address) for prefix in found))
 
 
 def _group_set(name: str, version: int) -> str:
     return f"group{version}_{digest(name, 12)}"
 
 
-def _chain(direction: str, names: Iterable[str], groups: Mapping[str, Group]) -> str:
+def _judge(direction: str, names: Iterable[str], groups: Mapping[str, Group]) -> tuple[str, ...]:
     """What the groups together allow returns, the rest is dropped."""
-    names = tuple(names)
     rules = [_rule(rule) for name in names if name in groups
              for rule in groups[name].rules if rule.ingress == (direction == "ingress")]
-    return (f"  chain {direction}_{digest(' '.join(names), 12)} {{\n"
-            + _lines([*dict.fromkeys(rules), "drop"]) + "  }\n")
+    return tuple(dict.fromkeys([*rules, "drop"]))
 
 
 def _rule(rule: Rule) -> str:
@@ -307,19 +315,18 @@ def _underlay(traffic: Traffic) -> str:
 
 
 def _masquerade(traffic: Traffic) -> str:
-    away = f"oifname != {{ {', '.join(_quoted(traffic.gateways))} }}" if traffic.gateways else ""
+    quoted = ", ".join(f'"{name}"' for name in traffic.gateways)
+    away = f"oifname != {{ {quoted} }}" if traffic.gateways else ""
     return _lines(f"oifname != @bridges {away} ip saddr {prefix} masquerade"
                   for prefix in traffic.outside if prefix.version == 4 and away)
 
 
-def _quoted(names: Iterable[str]) -> list[str]:
-    return [f'"{name}"' for name in names]
+def _devices(names: Iterable[str]) -> Set:
+    return _set("ifname", (f'"{name}"' for name in names))
 
 
-def _set(name: str, kind: str, elements: Iterable[str], noun: str = "set") -> str:
-    kind = kind if kind.startswith("typeof") else f"type {kind}"
-    inside = ", ".join(dict.fromkeys(elements))
-    return f"  {noun} {name} {{ {kind}; " + (f"elements = {{ {inside} }}; }}\n" if inside else "}\n")
+def _set(kind: str, elements: Iterable[str]) -> Set:
+    return Set("set", f"type {kind}", dict.fromkeys(elements, ""))
 
 
 def _lines(lines: Iterable[str]) -> str:

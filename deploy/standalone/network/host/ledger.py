@@ -60,7 +60,7 @@ class Ledger:
 
     def keep_description(self, tree: Any) -> None:
         """Keep it for a start without the service."""
-        self._write("description.json", tree)
+        self._write("description.json", tree, durable=True)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -71,14 +71,15 @@ class Ledger:
     def _read(self, name: str) -> Any:
         try:
             return json.loads((self.folder / name).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):      # cut off when the power went
             return None
 
-    def _write(self, name: str, tree: Any) -> None:
-        """Whole or not at all."""
+    def _write(self, name: str, tree: Any, durable: bool = False) -> None:
+        """Whole or not at all. What concerns the kernel needs no more: both end when the power does."""
         part = self.folder / f"{name}.new"
         with part.open("w") as file:
             json.dump(tree, file)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(self.folder / name)

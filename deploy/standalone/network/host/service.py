@@ -48,7 +48,6 @@ class Host:
             LOG.warning("description: %s", complaint)
         for port, reason in self.told.failed.items():
             LOG.error("port %s: %s", port, reason)
-        self.ledger.keep_description(tree)
         return True
 
     def apply(self, full: bool = False) -> dict[str, str]:
@@ -99,10 +98,12 @@ class Loop:
         while not self._stop.is_set():
             if owed:
                 owed = not self._tell(failed)
+            if tree is not None:
+                host.ledger.keep_description(tree)      # after the answer: the disk is slow
             tree = self._next(1.0 if owed else max(0.0, checked + CHECK - time.monotonic()))
             due = time.monotonic() >= checked + CHECK
             if tree is not None and not host.take(tree):
-                continue
+                tree = None
             if tree is not None or due:
                 began = time.monotonic()
                 before, failed = failed, host.apply(full=due)
