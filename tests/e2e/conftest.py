@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``;
-and two without guests, each on two hosts in memory: one for tests of many servers, one that keeps what is deleted or
-shelved.
+"""The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``,
+with a second host that takes guests only when a test opens it; and two without guests, each on two hosts in memory:
+one for tests of many servers, one that keeps what is deleted or shelved.
 
 They need root, and stand on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
 KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and left running for a look afterwards.
@@ -9,18 +9,21 @@ KILONOVA_PORT_BASE in the environment that cloud is taken for the first, and lef
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.cloud import Ports
 from deploy.commands import up
 from deploy.servers import free_ports
+from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
 from tests.e2e.live import Live, Rest, await_true
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 20, "server_groups": 1000, "key_pairs": 1000}
@@ -49,23 +52,50 @@ def first_up() -> Iterator[First]:
         pytest.skip("needs root; run: ./deploy/test e2e")
     given = os.environ.get("KILONOVA_HOME")
     place = (Path(given), int(os.environ["KILONOVA_PORT_BASE"])) if given else (new_home(), free_ports(Ports.COUNT))
-    live = Live(*place)
+    live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"))
     said = live.up()
     try:
         if said.returncode != 0:
             pytest.fail(f"./deploy/up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
+        live.open_only(1)
         yield First(live, said)
     finally:
         if not given:
             gone = live.down("--purge") if said.returncode == 0 else live.down()
-            assert (gone.returncode, live.processes()) == (0, []), gone
+            assert (gone.returncode, live.processes(), live.in_kernel()) == (0, [], []), gone
             assert said.returncode != 0 or not live.home.exists()
 
 
 @pytest.fixture(scope="session")
 def cloud(first_up: First) -> Live:
-    """A cloud with one libvirt host, a first server, and the users demo and admin."""
+    """A cloud with two libvirt hosts, the second closed, networks, a first server, and the users demo and admin."""
     return first_up.live
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two guests of demo on the shared network: one on the first host, one on the second."""
+
+    near: Guest
+    far: Guest
+    told: dict[str, Any]        # of the near one, by the command that made it
+
+
+@pytest.fixture(scope="session")
+def pair(cloud: Live) -> Iterator[Pair]:
+    """Made once; a test that changes them puts them right again. When they are gone, nothing of them is anywhere."""
+    [told] = cloud.openstack("server create --image tiny --flavor m1.nano --network private --key-name kilonova "
+                             "--wait near -f json")
+    near = Guest(cloud, told["id"], "near", give_address(cloud, told["id"]))
+    with cloud.only(2):
+        far = make(cloud, "far")
+    try:
+        yield Pair(near.await_ssh(), far.await_ssh(), told)
+    finally:
+        for one in (near, far):
+            remove(one)
+        await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
+        cloud.judge()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from deploy import libvirtd
 from deploy.cloud import Cloud, Ports
 from deploy.packages import ROOT
 from deploy.seed import READY, Seed
+from deploy.standalone.network.host.names import Names
 
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
@@ -152,6 +153,7 @@ class Live:
         self.cloud = Cloud(home=home, ports=Ports.from_base(base), **facts)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
         self.environment = kept | {"KILONOVA_HOME": str(home), "KILONOVA_PORT_BASE": str(base),
+                                   "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
                                    "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
         self.seed = Seed(self.cloud)
 
@@ -202,18 +204,37 @@ class Live:
                 client.wait()
         assert complaints.read_text() == "", complaints.read_text()
 
-    def virsh(self, *arguments: str) -> str:
-        """Ask this cloud's own libvirtd."""
-        uri = libvirtd.uri(self.cloud.libvirt_folder(1))
+    def virsh(self, *arguments: str, host: int = 1) -> str:
+        """Ask a host's own libvirtd."""
+        uri = libvirtd.uri(self.cloud.libvirt_folder(host))
         return self.run("virsh", "-c", uri, *arguments).stdout
 
     def domains(self) -> list[str]:
-        """The ids of all domains, running or not."""
-        return self.virsh("list", "--all", "--uuid").split()
+        """The ids of all domains of all hosts, running or not."""
+        return [one for host, _ in enumerate(self.cloud.hosts, 1)
+                for one in self.virsh("list", "--all", "--uuid", host=host).split()]
 
     def domain_state(self, server: str) -> str:
         """As virsh words it: running, shut off."""
-        return self.virsh("domstate", server).strip()
+        return "".join(self.virsh("domstate", server, host=host).strip()
+                       for host, _ in enumerate(self.cloud.hosts, 1))
+
+    @contextmanager
+    def only(self, host: int) -> Iterator[None]:
+        """New guests go to this host of several; afterwards to the first again."""
+        self.open_only(host)
+        try:
+            yield
+        finally:
+            self.open_only(1)
+
+    def open_only(self, host: int) -> None:
+        """No other host than this one takes new guests."""
+        compute = self.seed.admin.compute
+        for service in compute.services(binary="nova-compute"):
+            wanted = service.host == self.cloud.hosts[host - 1]
+            if (service.status == "enabled") != wanted:
+                (compute.enable_service if wanted else compute.disable_service)(service)
 
     def judge(self) -> None:
         """All is well by ``kilonova doctor``, and every host was asked."""
@@ -270,6 +291,15 @@ class Live:
         folders = (*self.home.glob("state*"), *self.home.glob("libvirt*"))
         return found + [str(path) for folder in folders for path in folder.rglob("*")
                         if server in str(path) and "log" not in path.relative_to(self.home).parts]
+
+    def in_kernel(self) -> list[str]:
+        """What of this cloud's networks there is in the machine's kernel, its own namespace and others."""
+        names = {Names.of(self.cloud.network_folder(number)).tag for number, _ in enumerate(self.cloud.hosts, 1)}
+        marks = [self.cloud.underlay.tag, str(self.cloud.underlay.external[1]), *(f"kn-{tag}" for tag in names),
+                 *(f"kn_{tag}" for tag in names)]
+        said = "".join(self.run(*command).stdout for command in (
+            ("ip", "-o", "address"), ("ip", "netns"), ("nft", "list", "ruleset")))
+        return [line for line in said.splitlines() if any(mark in line for mark in marks)]
 
     def processes(self) -> list[str]:
         """Command lines of all processes that belong to this home; those that were only told of it do not."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from deploy.connectivity import PRIVATE, PUBLIC
+from tests.e2e.guests import orphans
 from tests.e2e.live import Live, Reply, Rest
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -72,7 +74,8 @@ def nothing_is_left(cloud: Live) -> Iterator[None]:
     def everything() -> tuple[Any, ...]:
         return (sorted(row["id"] for row in cloud.rest("kilonova-admin").call(
             "GET", "/servers?all_tenants=1").body["servers"]), cloud.rows("SELECT * FROM allocations"),
-            cloud.rows("SELECT count(*) FROM servers"), cloud.rows("SELECT count(*) FROM actions"), cloud.domains())
+            cloud.rows("SELECT count(*) FROM servers"), cloud.rows("SELECT count(*) FROM actions"), cloud.domains(),
+            sorted((port.id, port.device_id) for port in cloud.seed.admin.network.ports()), orphans(cloud))
     before = everything()
     yield
     assert everything() == before
@@ -119,6 +122,74 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
 def test_fault(tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case) -> None:
     sent = None if case.change is None else {"server": body(case.change), **case.more}
     check(tenant.call(case.method, case.path, sent, data=case.data), case.status, case.kind, case.words)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What requests for networks can be wrong about."""
+
+    private: str
+    public: str
+    foreign: str        # a port of the admin's project
+    bound: str          # of the first server
+    taken: str          # its address
+
+
+@pytest.fixture(scope="module")
+def networks(cloud: Live) -> Iterator[Networks]:
+    service = cloud.seed.admin.network
+    private = next(iter(service.networks(name=PRIVATE, is_shared=True))).id
+    public = next(iter(service.networks(name=PUBLIC, is_router_external=True))).id
+    foreign = service.create_port(network_id=private, name="foreign")
+    [first] = [one["id"] for one in cloud.rest().servers() if one["name"] == "first"]
+    bound = next(iter(service.ports(device_id=first)))
+    yield Networks(private, public, foreign.id, bound.id, bound.fixed_ips[0]["ip_address"])
+    service.delete_port(foreign)
+
+
+#: name, status, kind, words, the networks asked for
+WRONG_NETWORKS: list[tuple[str, int, str, str, Callable[[Networks], Any]]] = [
+    ("unknown network", 400, "badRequest", NOBODY, lambda known: [{"uuid": NOBODY}]),
+    ("network that is no id", 400, "badRequest", "uuid", lambda known: [{"uuid": "private"}]),
+    ("unknown port", 400, "badRequest", NOBODY, lambda known: [{"port": NOBODY}]),
+    ("foreign port", 400, "badRequest", "could not be found", lambda known: [{"port": known.foreign}]),
+    ("port already bound", 409, "conflictingRequest", "still in use", lambda known: [{"port": known.bound}]),
+    ("address in use", 400, "badRequest", "already in use",
+     lambda known: [{"uuid": known.private, "fixed_ip": known.taken}]),
+    ("address of another network", 400, "badRequest", "192.0.2.7",
+     lambda known: [{"uuid": known.private, "fixed_ip": "192.0.2.7"}]),
+    ("external network", 403, "forbidden", "external network", lambda known: [{"uuid": known.public}]),
+    ("more ports than the quota", 403, "forbidden", "ports", lambda known: [{"uuid": known.private}] * 9),
+]
+
+
+@pytest.mark.parametrize(("status", "kind", "words", "asked"), [row[1:] for row in WRONG_NETWORKS],
+                         ids=[row[0] for row in WRONG_NETWORKS])
+def test_fault_of_networks(cloud: Live, tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]],
+                           networks: Networks, status: int, kind: str, words: str,
+                           asked: Callable[[Networks], Any]) -> None:
+    project, service = cloud.seed.demo.session.get_project_id(), cloud.seed.admin.network
+    service.update_quota(project, ports=len(list(service.ports(project_id=project))) + 5)
+    try:
+        check(tenant.call("POST", "/servers", {"server": body({"networks": asked(networks)})}), status, kind, words)
+    finally:
+        service.delete_quota(project)
+
+
+@pytest.mark.parametrize(("status", "kind", "attached"), [
+    (404, "itemNotFound", lambda known: {"port_id": NOBODY}),
+    (404, "itemNotFound", lambda known: {"port_id": known.foreign}),
+    (409, "conflictingRequest", lambda known: {"port_id": known.bound}),
+    (404, "itemNotFound", lambda known: {"net_id": NOBODY}),
+    (403, "forbidden", lambda known: {"net_id": known.public}),
+    (400, "badRequest", lambda known: {"net_id": known.private, "port_id": known.bound}),
+    (409, "conflictingRequest", lambda known: {"net_id": known.private, "fixed_ips": [{"ip_address": known.taken}]})])
+def test_fault_of_an_attachment(tenant: Rest, networks: Networks, status: int, kind: str,
+                                attached: Callable[[Networks], dict[str, Any]]) -> None:
+    [first] = [one["id"] for one in tenant.servers() if one["name"] == "first"]
+    check(tenant.call("POST", f"/servers/{first}/os-interface", {"interfaceAttachment": attached(networks)}),
+          status, kind, "")
+    check(tenant.call("DELETE", f"/servers/{first}/os-interface/{networks.foreign}"), 404, "itemNotFound", "")
 
 
 @pytest.mark.parametrize(("method", "path", "sent"), [

@@ -16,6 +16,7 @@ import pytest
 from deploy.cloud import Ports
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
+from tests.e2e.guests import orphans
 from tests.e2e.live import PROGRAMS, Live, await_true
 
 SECOND_RUN = 30     # seconds it may take
@@ -37,6 +38,10 @@ def everything(live: Live) -> dict[str, Any]:
             "flavors": sorted((one.id, one.name) for one in live.seed.admin.compute.flavors()),
             "projects": sorted(one.name for one in live.seed.admin.identity.projects()),
             "users": sorted(one.name for one in live.seed.admin.identity.users()),
+            "key pairs": sorted((one.name, one.fingerprint) for one in live.seed.demo.compute.keypairs()),
+            "addresses": sorted((one["name"], str(one["addresses"])) for one in live.rest().servers()),
+            **{kind: sorted((one.id, one.name) for one in getattr(live.seed.admin.network, kind)()) for kind in (
+                "networks", "subnets", "routers", "ports", "ips", "security_groups", "security_group_rules")},
             "processes": [live.cloud.pid(program.name) for program in live.cloud.programs()]}
 
 
@@ -46,14 +51,21 @@ def test_up_ends_with_the_guests_own_words_and_how_to_go_on(first_up: First) -> 
     assert "kilonova tiny guest: booting" in said
     assert f"kilonova tiny guest: id {server['id']}" in said
     assert "kilonova tiny guest: hello, this is first" in said
-    assert [line for line in said.splitlines() if line.startswith("[")][-1].startswith("[14/14]")
+    assert [line for line in said.splitlines() if line.startswith("[")][-1].startswith("[17/17]")
     advice = [line.strip() for line in said.splitlines() if line.startswith("  ")]
     [setting] = [line for line in advice if line.startswith("export OS_CLIENT_CONFIG_FILE=")]
     [command] = [line for line in advice if line.endswith("server list")]
-    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:],
+    shown = live.run(PROGRAMS / command.split()[0], *command.split()[1:], OS_CLOUD="kilonova",
                      OS_CLIENT_CONFIG_FILE=setting.partition("=")[2])
     assert shown.returncode == 0, shown
     assert server["id"] in shown.stdout
+    assert said_by_guest(live, said) == "first"
+
+
+def said_by_guest(live: Live, said: str) -> str:
+    """What the guest says to ``hostname``, asked by the line that up has ended with."""
+    [line] = [line.strip() for line in said.splitlines() if line.startswith("  ssh -i ")]
+    return live.run(*line.split(), "hostname", seconds=30).stdout.strip()
 
 
 def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
@@ -102,6 +114,7 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     done = cloud.down()
     assert done.returncode == 0, done
     assert cloud.processes() == []
+    assert cloud.in_kernel() == []
     assert "--purge" in done.stdout
     assert (cloud.home / "data").is_dir()
 
@@ -113,6 +126,8 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     assert None not in again["processes"]
     [server] = [one for one in rest.servers() if one["name"] == "first"]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
+    assert said_by_guest(cloud, done.stdout) == "first"         # at the address that it had before
+    assert orphans(cloud) == []
     cloud.judge()
 
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests as a person reaches them: by ``ssh`` with a key, through a floating address.
+
+Every wait is bounded. ``orphans`` looks at what networks leave in the kernel and in the network service.
+"""
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
+from deploy.standalone.network.host.names import Names
+from tests.e2e.live import BOOT, SETTLE, Live, Rest, await_true
+
+#: Seconds: what a change of rules or addresses may take to be true on a host; what a silent peer is given.
+SOON, SILENCE = 15, 2
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A guest with a floating address; commands run in it as its user."""
+
+    live: Live
+    server: str
+    name: str
+    floating: str
+    user: str = "root"
+
+    def ssh(self, command: str, seconds: float = 30, given: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """Run a command with this on its standard input, whatever becomes of it; 255 is what ssh itself says when it
+        cannot."""
+        line = ["ssh", "-i", str(self.live.home / "ssh" / KEY), *SSH, *QUICK, "-o", "ServerAliveInterval=3",
+                f"{self.user}@{self.floating}", command]
+        try:
+            done = subprocess.run(line, input=given, capture_output=True, check=False, timeout=seconds)
+        except subprocess.TimeoutExpired as late:
+            return subprocess.CompletedProcess(line, 255, "", f"not within {late.timeout} s")
+        return subprocess.CompletedProcess(line, done.returncode, done.stdout.decode(errors="replace"),
+                                           done.stderr.decode(errors="replace"))
+
+    def run(self, command: str, seconds: float = 30, given: bytes = b"") -> str:
+        """What a command that must go well says."""
+        done = self.ssh(command, seconds, given)
+        assert done.returncode == 0, f"{self.name}: {command}: {done.returncode} {done.stdout} {done.stderr}"
+        return done.stdout
+
+    def does(self, command: str) -> bool:
+        """Does it go well? That ssh does not get there is no answer."""
+        done = self.ssh(command)
+        assert done.returncode != 255, f"{self.name}: {command}: {done.stderr}"
+        return done.returncode == 0
+
+    def reaches(self, address: str, *options: str) -> bool:
+        """Does the address answer to one of three pings?"""
+        return self.does(f"ping -c 3 -i 0.3 -W {SILENCE} {' '.join(options)} {address} | grep -q ' bytes from '")
+
+    def await_ssh(self, seconds: float = BOOT) -> Guest:
+        """Until the guest lets the key in and says its name."""
+        await_true(lambda: self.ssh("hostname", 10).stdout.strip() == self.name, seconds,
+                   lambda: f"{self.name}: {self.ssh('hostname', 10)}\n"
+                           f"{self.live.rest('kilonova-admin').console(self.server)[-2000:]}", pause=0.3)
+        return self
+
+    @property
+    def rest(self) -> Rest:
+        return self.live.rest()
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        """Port -> what the API lists of it."""
+        listed = self.rest.call("GET", f"/servers/{self.server}/os-interface").body["interfaceAttachments"]
+        return {one["port_id"]: one for one in listed}
+
+    def mac(self) -> str:
+        """Of its first interface, in the guest's own words."""
+        return self.run("cat /sys/class/net/eth0/address").strip()
+
+    def fixed(self) -> str:
+        """The address on the shared network."""
+        [entry] = [one["addr"] for one in self.rest.server(self.server)["addresses"][PRIVATE]
+                   if one["OS-EXT-IPS:type"] == "fixed"]
+        return str(entry)
+
+
+def give_address(live: Live, server: str) -> str:
+    """A floating address for the first port of demo's server."""
+    network = live.seed.demo.network
+    [port, *_] = network.ports(device_id=server)
+    public = next(iter(network.networks(name=PUBLIC)))
+    return str(network.create_ip(floating_network_id=public.id, port_id=port.id).floating_ip_address)
+
+
+def door(address: str, port: int) -> str:
+    """What a TCP connection from outside meets: "open"; "reached", where the guest itself says no; or "shut"."""
+    try:
+        socket.create_connection((address, port), timeout=SILENCE).close()
+    except ConnectionRefusedError:
+        return "reached"
+    except TimeoutError:
+        return "shut"
+    return "open"
+
+
+def make(live: Live, name: str, **more: Any) -> Guest:
+    """A guest of demo on the shared network, with the key pair and a floating address; nobody waits for its boot."""
+    rest = live.rest()
+    network = next(iter(live.seed.demo.network.networks(name=PRIVATE)))
+    server = rest.create(image=live.image(), flavor=live.flavor(), name=name,
+                         **{"networks": [{"uuid": network.id}], "key_name": KEY, **more})
+    rest.await_status(server, "ACTIVE")
+    return Guest(live, server, name, give_address(live, server))
+
+
+def remove(guest: Guest) -> None:
+    """Guest and floating address go, and nothing of them stays."""
+    network = guest.live.seed.demo.network
+    for found in network.ips(floating_ip_address=guest.floating):
+        network.delete_ip(found)
+    guest.rest.insist("DELETE", f"/servers/{guest.server}", fine=(204, 404))
+    guest.rest.await_gone(guest.server)
+    await_true(lambda: guest.live.remains(guest.server) == [], SETTLE, lambda: guest.live.remains(guest.server))
+
+
+@contextmanager
+def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
+    """A guest for the block, which is reached when it begins."""
+    made = make(live, f"{name}-{uuid.uuid4().hex[:6]}", **more)
+    try:
+        yield made.await_ssh()
+    finally:
+        remove(made)
+
+
+def orphans(live: Live) -> list[str]:
+    """Ports of servers that are no more; devices, rules and leases of ports that are no more."""
+    servers = {row[0] for row in live.rows("SELECT id FROM servers WHERE deleted = 0")}
+    ports = list(live.seed.admin.network.ports())
+    devices, macs = {f"tap{port.id[:11]}" for port in ports}, {port.mac_address for port in ports}
+    found = [f"port {port.id} of server {port.device_id}" for port in ports
+             if (port.device_owner or "").startswith("compute:") and port.device_id not in servers]
+    for number, _ in enumerate(live.cloud.hosts, 1):
+        links = kernel(live, number, "ip", "-o", "link")
+        rules = kernel(live, number, "nft", "list", "ruleset")
+        used = set(re.findall(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b", links + rules))
+        found += [f"host {number}: device or rule of {device}" for device in sorted(used - devices)]
+        folder = Names.of(live.cloud.network_folder(number)).runtime
+        leases = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+        found += [f"host {number}: lease of {mac}" for mac in sorted(set(
+            re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", leases)) - macs)]
+    return found
+
+
+def kernel(live: Live, number: int, *command: str) -> str:
+    """What a command says in a host's network namespace."""
+    return subprocess.run([*entered(live, number), *command], capture_output=True, text=True, check=True,
+                          timeout=30).stdout
+
+
+def entered(live: Live, number: int) -> list[str]:
+    """What stands before a command so that it runs in a host's network namespace."""
+    namespace = live.cloud.underlay.namespace(number)
+    return ["nsenter", f"--net=/run/netns/{namespace}"] if namespace else []

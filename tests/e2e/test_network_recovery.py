@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes behind networks are killed in the middle of creates and deletes, or are away for a while: what was
+accepted comes to its end, guests that are there are not disturbed, and nothing is left in the kernel."""
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from deploy.connectivity import KEY, PRIVATE
+from tests.e2e.conftest import Pair
+from tests.e2e.guests import SOON, Guest, give_address, guest, orphans
+from tests.e2e.live import SETTLE, Live, Rest, await_true
+
+GUESTS = 2
+VICTIMS = ("network", "network-host", "metadata")
+
+
+def created(cloud: Live, rest: Rest, name: str) -> str:
+    network = next(iter(cloud.seed.demo.network.networks(name=PRIVATE)))
+    return rest.create(image=cloud.image(), flavor=cloud.flavor(), name=name, key_name=KEY,
+                       networks=[{"uuid": network.id}])
+
+
+def strike(cloud: Live, victim: str) -> None:
+    pid = cloud.cloud.kill(victim)
+    await_true(lambda: cloud.cloud.pid(victim) not in (None, pid), 30, lambda: f"{victim} does not come back")
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_killed_in_the_middle_of_creates_and_deletes(cloud: Live, pair: Pair, victim: str) -> None:
+    rests = [cloud.rest() for _ in range(GUESTS)]
+    name = f"struck-{uuid.uuid4().hex[:6]}"
+    with ThreadPoolExecutor(GUESTS) as pool:
+        asked = [pool.submit(created, cloud, rest, name) for rest in rests]
+        asked[0].result()
+        strike(cloud, victim)
+        servers = [one.result() for one in asked]
+    pair.far.run("true")                                        # who is there already is not disturbed
+    for server in servers:
+        rests[0].await_status(server, "ACTIVE")
+    made = [Guest(cloud, server, name, give_address(cloud, server)) for server in servers]
+    for one in made:
+        one.await_ssh()
+        assert one.reaches(pair.far.fixed())
+    network = cloud.seed.demo.network
+    for one in made:
+        for floating in network.ips(floating_ip_address=one.floating):
+            network.delete_ip(floating)
+    with ThreadPoolExecutor(GUESTS) as pool:
+        gone = [pool.submit(rest.insist, "DELETE", f"/servers/{server}", fine=(204, 404))
+                for rest, server in zip(rests, servers, strict=True)]
+        gone[0].result()
+        strike(cloud, victim)
+        for answer in gone:
+            answer.result()
+    for server in servers:
+        rests[0].await_gone(server)
+    await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
+    cloud.judge()
+
+
+def test_guests_go_on_while_their_network_service_is_away(cloud: Live, pair: Pair) -> None:
+    rest = cloud.rest()
+    with guest(cloud, "leaves") as leaving:
+        for name in ("network", "network-host"):
+            cloud.cloud.stop(name)
+        try:
+            assert pair.near.reaches(pair.far.fixed()) and pair.far.reaches(pair.near.fixed())
+            assert leaving.reaches(pair.near.fixed())
+            assert rest.act(pair.near.server, "os-stop").status == 202      # needs no network service
+            rest.await_status(pair.near.server, "SHUTOFF", 30)
+            rest.insist("DELETE", f"/servers/{leaving.server}", fine=(204,))
+            waiting = created_without_wait(cloud, rest)
+        finally:
+            for name in ("network", "network-host"):
+                cloud.cloud.start(name)
+        rest.await_gone(leaving.server)
+        if waiting is not None:
+            rest.await_status(waiting, "ACTIVE")
+            rest.insist("DELETE", f"/servers/{waiting}", fine=(204,))
+            rest.await_gone(waiting)
+    assert rest.act(pair.near.server, "os-start").status == 202
+    rest.await_status(pair.near.server, "ACTIVE")
+    pair.near.await_ssh()
+    await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))
+
+
+def created_without_wait(cloud: Live, rest: Rest) -> str | None:
+    """A create on a network that cannot be looked up is refused as such, or accepted and carried out later."""
+    reply = rest.call("POST", "/servers", {"server": {
+        "name": "later", "imageRef": cloud.image(), "flavorRef": cloud.flavor(), "networks": "auto"}})
+    assert reply.status in (202, 503), reply
+    return str(reply.body["server"]["id"]) if reply.status == 202 else None
+
+
+def test_host_part_makes_again_what_somebody_destroyed(cloud: Live, pair: Pair) -> None:
+    """Its rules are gone from the kernel, and it comes back from kill -9: all is as before."""
+    near = pair.near
+    assert orphans(cloud) == []
+    from tests.e2e.guests import kernel
+    tables = [line.split()[1:] for line in kernel(cloud, 2, "nft", "list", "tables").splitlines()]
+    for family, name in tables:
+        kernel(cloud, 2, "nft", "delete", "table", family, name)
+    strike(cloud, "network-host-2")
+    await_true(lambda: sorted(line.split()[1:] for line in kernel(cloud, 2, "nft", "list", "tables").splitlines())
+               == sorted(tables), SOON, lambda: kernel(cloud, 2, "nft", "list", "tables"))
+    await_true(lambda: near.reaches(pair.far.fixed()), SOON, lambda: "far is not reached")
+    pair.far.run("true")
+
+
+def test_lease_is_renewed_after_everything_was_killed(cloud: Live, pair: Pair) -> None:
+    for victim in ("network", "network-host", "network-host-2", "metadata"):
+        cloud.cloud.kill(victim)
+    for one in (pair.near, pair.far):
+        one.await_ssh(SOON)
+        before = one.fixed()
+        await_true(lambda who=one: who.does("udhcpc -i eth0 -n -q -s /etc/lease > /tmp/said 2>&1"), SETTLE,
+                   lambda who=one: who.run("cat /tmp/said"))
+        assert f"lease of {before} obtained" in one.run("cat /tmp/said")
+        assert one.server in one.run("timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json")
