@@ -180,11 +180,12 @@ class Machine:
     gateway: bool = False
     process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, url: str = "") -> None:
+        url = url or self.lab.service.url
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "deploy.standalone.network.host", "serve", "--host", self.name,
-                 "--url", self.lab.service.url, "--auth-url", f"{self.lab.service.url}/v3",
+                 "--url", url, "--auth-url", f"{url}/v3", "--check-seconds", "3",
                  "--password-file", str(self.folder / "secret"), "--tunnel-address", self.address,
                  "--metadata-url", self.lab.service.url, "--metadata-secret-file", str(self.folder / "secret"),
                  *self.where(), *(["--external-gateway"] if self.gateway else [])],

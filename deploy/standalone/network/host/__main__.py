@@ -20,7 +20,7 @@ from deploy.standalone.network.host.kernel import Failed, Kernel
 from deploy.standalone.network.host.ledger import Ledger
 from deploy.standalone.network.host.metadata import Listeners, Upstream
 from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.service import Host, Loop, clean
+from deploy.standalone.network.host.service import CHECK, Host, Loop, clean
 from deploy.standalone.network.host.upstream import NetworkService
 from deploy.standalone.web import secret
 
@@ -49,7 +49,8 @@ def _serve(options: argparse.Namespace, kernel: Kernel, names: Names) -> None:
     place = Place(names, options.tunnel_address, options.vxlan_port, options.external_gateway)
     about = {"tunnel_address": str(options.tunnel_address), "external_gateway": options.external_gateway}
     loop = Loop(Host(place, kernel, Ledger(options.state), listeners), service.ask,
-                lambda revision, failed: service.acknowledge({"revision": revision, "failed": failed, **about}))
+                lambda revision, failed: service.acknowledge({"revision": revision, "failed": failed, **about}),
+                options.check_seconds)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: loop.stop())
     try:
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
                          help="be the gateway of external networks; turns IP forwarding on")
     serving.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
     serving.add_argument("--metadata-secret-file")
+    serving.add_argument("--check-seconds", type=float, default=CHECK, help="between looks whether all is still there")
     for command in (serving, commands.add_parser("clean", help="remove everything that was made here")):
         command.add_argument("--state", type=Path, required=True, metavar="DIR", help="what it remembers is here")
         command.add_argument("--netns", type=Path, metavar="PATH", help="the network namespace to work in")

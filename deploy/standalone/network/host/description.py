@@ -29,6 +29,7 @@ PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dc
              "udplite": 136}
 ICMP, ICMP6 = 1, 58
 PORTED = (6, 17, 33, 132, 136)
+PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
 HIGHEST_VNI, HIGHEST_MTU, LOWEST_MTU = 2**24 - 1, 65535, 68
 
 
@@ -143,6 +144,8 @@ def parse(tree: Any) -> Description:
     """Take in a description. Raises ValueError when it is none at all."""
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
+    if odd := [key for key, kind in PARTS.items() if not isinstance(tree.get(key) or kind(), kind)]:
+        raise ValueError(f"The description is no object with {', '.join(odd)} as they should be.")
     wrong: dict[str, str] = {}
     networks = _each(tree, "networks", _network, wrong)
     groups = _each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
@@ -191,6 +194,11 @@ def _word(shape: re.Pattern[str], value: Any) -> str:
     if not isinstance(value, str) or not shape.fullmatch(value):
         raise ValueError(f"{str(value)[:80]!r} has characters or a length that are not allowed")
     return value
+
+
+def _known(shape: re.Pattern[str], value: Any) -> str:
+    """A word that may as well be missing."""
+    return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 
 def _plain(value: Any) -> str:
@@ -249,13 +257,11 @@ def _port(id_: str, item: Any) -> Port | None:
         return None
     pairs = tuple((_prefix(pair["ip_address"]), _mac(pair.get("mac_address") or item["mac"]))
                   for pair in item.get("allowed_pairs") or ())
-    name = str(item.get("hostname") or "")
     return Port(id_, _word(ID, item["network"]), _mac(item["mac"]),
                 tuple(_address(one["address"]) for one in item.get("addresses") or ()), pairs,
                 bool(item.get("security", True)), tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
-                _word(ID, item["server"]) if item.get("server") else "",
-                _word(ID, item["project_id"]) if item.get("project_id") else "",
-                name if HOSTNAME.fullmatch(name) else "")
+                _known(ID, item.get("server")), _known(ID, item.get("project_id")),
+                _known(HOSTNAME, item.get("hostname")))
 
 
 def _group(id_: str, item: Any, wrong: dict[str, str]) -> Group:
@@ -292,9 +298,13 @@ def _router(id_: str, item: Any) -> Router:
     outside = item.get("external")
     external = outside and Leg(_word(ID, outside["network"]), _mac(outside["mac"]),
                                tuple(_interface(one) for one in outside["addresses"]))
-    legs = tuple(Leg(_word(ID, leg["network"]), _mac(leg["mac"]), (_interface(leg["address"]),))
-                 for leg in item.get("interfaces") or ())
+    legs: dict[tuple[str, str], Leg] = {}      # a port with two addresses comes as two interfaces
+    for leg in item.get("interfaces") or ():
+        key = (_word(ID, leg["network"]), _mac(leg["mac"]))
+        before = legs[key].addresses if key in legs else ()
+        legs[key] = Leg(*key, (*before, _interface(leg["address"])))
     floating = tuple((IPv4Address(_plain(one["floating"])), IPv4Address(_plain(one["fixed"])))
                      for one in item.get("floating") or ())
     return Router(id_, external or None, _address(outside["gateway"]) if outside and outside.get("gateway") else None,
-                  bool(outside and outside.get("snat", True)), legs, floating, _routes(item.get("routes")))
+                  bool(outside and outside.get("snat", True)), tuple(legs.values()), floating,
+                  _routes(item.get("routes")))

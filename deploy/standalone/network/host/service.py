@@ -80,8 +80,8 @@ class Loop:
     """Runs a Host. ``ask(seen, wait)`` returns a description or None; ``acknowledge(revision, failed)`` sends."""
 
     def __init__(self, host: Host, ask: Callable[[int, float], Any],
-                 acknowledge: Callable[[int, dict[str, str]], None]) -> None:
-        self._host, self._ask, self._acknowledge = host, ask, acknowledge
+                 acknowledge: Callable[[int, dict[str, str]], None], check: float = CHECK) -> None:
+        self._host, self._ask, self._acknowledge, self._check = host, ask, acknowledge, check
         self._heard: queue.Queue[Any] = queue.Queue()
         self._stop = threading.Event()
 
@@ -100,8 +100,8 @@ class Loop:
                 owed = not self._tell(failed)
             if tree is not None:
                 host.ledger.keep_description(tree)      # after the answer: the disk is slow
-            tree = self._next(1.0 if owed else max(0.0, checked + CHECK - time.monotonic()))
-            due = time.monotonic() >= checked + CHECK
+            tree = self._next(1.0 if owed else max(0.0, checked + self._check - time.monotonic()))
+            due = time.monotonic() >= checked + self._check
             if tree is not None and not host.take(tree):
                 tree = None
             if tree is not None or due:

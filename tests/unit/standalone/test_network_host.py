@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the network's host part makes of a description, without a kernel: names, rules, files, and hostile input."""
+from __future__ import annotations
+
+import copy
+import hmac
+import itertools
+import uuid
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.standalone.network.host.description import Description, parse
+from deploy.standalone.network.host.desired import Desired, Place, Space, desire
+from deploy.standalone.network.host.ledger import HIGHEST, Ledger, assign
+from deploy.standalone.network.host.metadata import Upstream
+from deploy.standalone.network.host.names import LONGEST_DEVICE, Names, bridge, tap
+from deploy.standalone.network.host.nft import changes, whole
+
+NETWORK, PORT, ROUTER, SUBNET = (str(uuid.UUID(int=number << 100)) for number in (1, 2, 3, 4))
+OUTSIDE = str(uuid.UUID(int=5 << 100))
+GROUP = str(uuid.UUID(int=6 << 100))
+NAMES = Names("abcd")
+PLACE = Place(NAMES, ip_address("192.168.5.1"), external_gateway=True)
+
+
+def told() -> dict[str, Any]:
+    subnet = {"cidr": "10.0.0.0/24", "version": 4, "gateway": "10.0.0.1", "dhcp": True, "dns": [], "routes": [
+        {"destination": "10.9.0.0/16", "nexthop": "10.0.0.254"}], "ipv6_mode": None}
+    return {
+        "revision": 7, "host": "h1", "dns": ["1.1.1.1"],
+        "networks": {
+            NETWORK: {"vni": 5, "mtu": 1450, "external": False, "peers": ["192.168.5.2"], "subnets": {SUBNET: subnet},
+                      "dhcp": {"mac": "fa:16:3e:00:00:02", "addresses": ["10.0.0.2/24"], "port": "p"}},
+            OUTSIDE: {"vni": 6, "mtu": 1500, "external": True, "peers": [], "dhcp": None, "subnets": {
+                SUBNET: {"cidr": "172.24.4.0/24", "version": 4, "gateway": "172.24.4.1", "dhcp": False}}}},
+        "ports": {PORT: {"network": NETWORK, "mac": "fa:16:3e:00:00:05", "hostname": "vm1", "security": True,
+                         "addresses": [{"address": "10.0.0.5", "subnet": SUBNET}], "allowed_pairs": [],
+                         "groups": [GROUP], "server": PORT, "project_id": "a" * 32, "up": True}},
+        "groups": {GROUP: {"members": ["10.0.0.5"], "rules": [
+            {"direction": "ingress", "version": 4, "protocol": "tcp", "port_min": 22, "port_max": 22,
+             "remote_prefix": "10.1.0.0/16", "remote_group": None},
+            {"direction": "egress", "version": 6, "protocol": None, "remote_group": GROUP}]}},
+        "routers": {ROUTER: {
+            "external": {"network": OUTSIDE, "mac": "fa:16:3e:00:00:06", "addresses": ["172.24.4.5/24"],
+                         "gateway": "172.24.4.1", "snat": True},
+            "interfaces": [{"port": "p", "network": NETWORK, "mac": "fa:16:3e:00:00:07", "address": "10.0.0.1/24"}],
+            "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}], "routes": []}}}
+
+
+def desired(tree: dict[str, Any], ports: dict[str, int] | None = None) -> Desired:
+    taken = parse(tree)
+    return desire(PLACE, taken, assign(ports or {}, taken.ports), assign({}, [bridge(one) for one in taken.networks]))
+
+
+def rules_of(tree: dict[str, Any]) -> str:
+    return whole(desired(tree).rules)
+
+
+def space(tree: dict[str, Any], start: str) -> Space:
+    return next(one for one in desired(tree).spaces if one.name.startswith(f"{NAMES.spaces}{start}"))
+
+
+@given(st.uuids(), st.integers(1, 2**24 - 1))
+def test_no_device_has_a_name_that_is_too_long(id_: uuid.UUID, vni: int) -> None:
+    text = str(id_)
+    ours = [NAMES.vxlan(vni), NAMES.dhcp(text), NAMES.plug(text, text), *NAMES.gateway(text)]
+    assert max(map(len, [*ours, bridge(text), tap(text)])) <= LONGEST_DEVICE
+    assert len({*ours, bridge(text), tap(text)}) == 7
+    assert all(map(NAMES.is_ours, ours))
+    assert not any(map(Names("abce").is_ours, [*ours, bridge(text), tap(text)]))
+
+
+def test_the_same_folder_has_the_same_names(tmp_path: Path) -> None:
+    assert Names.of(tmp_path) == Names.of(tmp_path / "x" / "..")
+    assert Names.of(tmp_path) != Names.of(tmp_path / "x")
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 20)), st.sets(st.text(max_size=3)))
+def test_numbers_stay_and_are_not_reused_at_once(before: dict[str, int], wanted: set[str]) -> None:
+    before = {name: number for number, name in {number: name for name, number in before.items()}.items()}
+    after = assign(before, wanted)
+    assert set(after) == wanted
+    assert len(set(after.values())) == len(after)
+    assert {name: after[name] for name in wanted & set(before)} == {name: before[name] for name in wanted & set(before)}
+    assert not {after[name] for name in wanted - set(before)} & set(before.values())
+    assert all(0 < number < HIGHEST for number in after.values())
+
+
+def test_the_ledger_survives_what_was_cut_off(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.number([PORT], ["brq1"])
+    ledger.keep_description({"revision": 3})
+    again = Ledger(tmp_path)
+    assert (again.ports, again.zones, again.description()) == ({PORT: 1}, {"brq1": 1}, {"revision": 3})
+    again.number([], ["brq2"])
+    assert again.zones == {"brq1": 1, "brq2": 2}
+    again.forget(["brq1"])
+    (tmp_path / "description.json").write_text('{"revi')
+    assert (Ledger(tmp_path).zones, Ledger(tmp_path).description()) == ({"brq2": 2}, None)
+
+
+HOSTILE = ["x\ndhcp-script=/bin/sh", 'x"; drop; accept "', "x,ignore", "a b", "é", "x}\nflush ruleset", "%", "..",
+           "-x", "x" * 64, "fe80::1%\nflush ruleset", "10.0.0.5\naccept", "::1%}", "", 5, None, True, ["x"], {"x": 1}]
+PATHS = [("ports", PORT, key) for key in ("hostname", "mac", "network", "server", "project_id", "addresses", "groups",
+                                          "allowed_pairs", "security")]
+PATHS += [("ports", PORT, "addresses", 0, "address"), ("ports", PORT, "groups", 0)]
+PATHS += [("networks", NETWORK, key) for key in ("vni", "mtu", "peers", "dhcp", "subnets")]
+PATHS += [("networks", NETWORK, "peers", 0), ("networks", NETWORK, "dhcp", "mac"),
+          ("networks", NETWORK, "dhcp", "addresses", 0)]
+PATHS += [("networks", NETWORK, "subnets", SUBNET, key) for key in ("cidr", "gateway", "dns", "routes", "ipv6_mode")]
+PATHS += [("networks", NETWORK, "subnets", SUBNET, "routes", 0, key) for key in ("destination", "nexthop")]
+PATHS += [("groups", GROUP, "members", 0), ("groups", GROUP, "rules", 0)]
+PATHS += [("groups", GROUP, "rules", 0, key) for key in (
+    "direction", "version", "protocol", "port_min", "remote_prefix", "remote_group")]
+PATHS += [("routers", ROUTER, key) for key in ("external", "interfaces", "floating", "routes")]
+PATHS += [("routers", ROUTER, "external", key) for key in ("network", "mac", "addresses", "gateway")]
+PATHS += [("routers", ROUTER, "floating", 0, key) for key in ("floating", "fixed")]
+PATHS += [("dns", 0), ("dns",), ("networks",), ("ports",), ("groups",), ("routers",)]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
+def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None:
+    tree = told()
+    place: Any = tree
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    try:
+        made = desired(tree)
+    except ValueError as problem:
+        assert len(path) == 1, problem
+        return
+    texts = [whole(made.rules), *(one.rules for one in made.spaces), *map(str, made.tunnels), *map(str, made.gateways)]
+    for one in made.spaces:
+        served = one.dnsmasq
+        texts += [] if served is None else [served.fixed, served.hosts, served.names, served.options]
+        texts.append(str((one.plugs, one.routes, one.local)))
+    if isinstance(value, str) and len(value) > 4:
+        assert not any(value in text for text in texts)
+    assert not any(word in text for text in texts for word in ("script", "flush", "ignore,", "%"))
+
+
+@pytest.mark.parametrize("key", ["ports", "networks", "groups", "routers"])
+def test_hostile_ids_are_left_out(key: str) -> None:
+    for bad in ('x"; accept', "../../etc", "x\ny", "a" * 65, ""):
+        tree = told()
+        tree[key][bad] = next(iter(tree[key].values()))
+        taken = parse(tree)
+        assert bad not in getattr(taken, key)
+        assert len(getattr(taken, key)) >= 1
+        assert bad in taken.failed if key == "ports" else any(text.startswith(f"{bad}: ") for text in taken.complaints)
+
+
+@pytest.mark.parametrize("tree", [None, [], {}, {"revision": "7"}, 5, "x"])
+def test_what_is_no_description_is_refused(tree: Any) -> None:
+    with pytest.raises(ValueError, match="is no object with"):
+        parse(tree)
+
+
+def test_a_bad_port_costs_only_itself() -> None:
+    tree = told()
+    tree["ports"]["another-port-1"] = tree["ports"][PORT] | {"mac": "ff:ff:ff:ff:ff:ff"}
+    tree["ports"]["another-port-2"] = tree["ports"][PORT] | {"network": "unknown-network"}
+    tree["ports"]["another-port-3"] = tree["ports"][PORT] | {"up": False}
+    taken = parse(tree)
+    assert list(taken.ports) == [PORT]
+    assert set(taken.failed) == {"another-port-1", "another-port-2"}
+
+
+def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
+    text = rules_of(told())
+    for element in (f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',
+                    f'"{tap(PORT)}" . fa:16:3e:00:00:05 . fe80::f816:3eff:fe00:5', f'"{NAMES.dhcp(NETWORK)}"',
+                    f'"{NAMES.vxlan(5)}"'):
+        assert element in text
+    pair = told()
+    pair["ports"][PORT]["allowed_pairs"] = [{"ip_address": "10.0.0.64/26", "mac_address": "fa:16:3e:00:00:aa"},
+                                            {"ip_address": "10.0.0.9", "mac_address": None}]
+    text = rules_of(pair)
+    assert f'iifname "{tap(PORT)}" ether saddr fa:16:3e:00:00:aa ip saddr 10.0.0.64/26 return' in text
+    assert f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.9' in text
+
+
+@pytest.mark.parametrize(("rule", "line"), [
+    ({"protocol": None}, "meta nfproto ipv4 return"),
+    ({"protocol": "tcp", "port_min": 80, "port_max": 90},
+     "meta nfproto ipv4 ct original protocol 6 ct original proto-dst 80-90 return"),
+    ({"protocol": "udp", "port_min": 53, "port_max": 53},
+     "meta nfproto ipv4 ct original protocol 17 ct original proto-dst 53 return"),
+    ({"protocol": "112"}, "meta nfproto ipv4 ct original protocol 112 return"),
+    ({"protocol": "icmp", "port_min": 8, "port_max": 0},
+     "meta nfproto ipv4 ct original protocol 1 icmp type 8 icmp code 0 return"),
+    ({"protocol": "icmp", "version": 6, "port_min": 128},
+     "meta nfproto ipv6 ct original protocol 58 icmpv6 type 128 return"),
+    ({"remote_prefix": "10.1.2.3/16"}, "meta nfproto ipv4 ct original ip saddr 10.1.0.0/16 return"),
+    ({"remote_prefix": "0.0.0.0/0"}, "meta nfproto ipv4 return"),
+    ({"direction": "egress", "remote_prefix": "10.1.0.0/16"},
+     "meta nfproto ipv4 ct original ip daddr 10.1.0.0/16 return"),
+    ({"protocol": "esp", "port_min": 1}, None), ({"protocol": "999"}, None),
+    ({"protocol": "tcp", "port_min": 70000}, None),
+    ({"remote_prefix": "::/0"}, None), ({"direction": "both"}, None), ({"version": 5}, None)])
+def test_a_rule_is_what_nft_gets(rule: dict[str, Any], line: str | None) -> None:
+    tree = told()
+    tree["groups"][GROUP]["rules"] = [{"direction": "ingress", "version": 4, **rule}]
+    lines = [one for name, lines in desired(tree).rules[1].chains.items()
+             if name.startswith(("egress_", "ingress_")) for one in lines]
+    assert lines == (["drop", line, "drop"] if line and rule.get("direction") != "egress" else
+                     [line, "drop", "drop"] if line else ["drop", "drop"])
+
+
+def test_a_port_without_groups_gets_nothing_and_one_without_security_everything() -> None:
+    closed, opened = told(), told()
+    closed["ports"][PORT]["groups"] = []
+    opened["ports"][PORT] |= {"security": False, "groups": []}
+    assert set(itertools.chain(*(lines for name, lines in desired(closed).rules[1].chains.items()
+                                 if name.startswith("ingress_")))) == {"drop"}
+    bridge_rules, flow_rules = desired(opened).rules
+    assert list(bridge_rules.sets["unguarded"].elements) == [f'"{tap(PORT)}"']
+    assert bridge_rules.sets["numbers"].elements[f'"{tap(PORT)}"'] == "0x0000ffff"
+    assert flow_rules.sets["ingress"].elements == {}
+
+
+def test_flows_are_judged_anew_when_what_judges_them_differs() -> None:
+    def stamp(tree: dict[str, Any]) -> str:
+        return desired(tree).rules[1].chains["entering"][-1]
+
+    other = told()
+    other["groups"][GROUP]["rules"].pop()
+    assert stamp(told()) == stamp(told())
+    assert stamp(told()) != stamp(other)
+    members = told()
+    members["groups"][GROUP]["members"] = []
+    assert stamp(told()) != stamp(members)
+
+
+def test_changes_name_only_what_differs() -> None:
+    tree = told()
+    other = copy.deepcopy(tree)
+    other["ports"]["another-port"] = tree["ports"][PORT] | {
+        "mac": "fa:16:3e:00:00:09", "addresses": [{"address": "10.0.0.9"}]}
+    before, after = desired(tree).rules, desired(other).rules
+    assert changes(before, before) == ""
+    text = changes(before, after)
+    assert text is not None
+    assert "10.0.0.5" not in text
+    assert 'add element bridge kn_abcd own4 { "tapanother-por" . fa:16:3e:00:00:09 . 10.0.0.9 }' in text
+    wide = copy.deepcopy(tree)
+    wide["groups"][GROUP]["members"] = ["10.0.0.0/30"]
+    assert changes(before, desired(wide).rules) is None
+
+
+def test_dhcp_has_all_that_a_guest_needs() -> None:
+    served = space(told(), "net").dnsmasq
+    assert served is not None
+    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,vm1\n"
+    assert served.names == "10.0.0.5 vm1.openstacklocal vm1\n"
+    for part in ("option:mtu,1450", "option:router,10.0.0.1", "option:dns-server,10.0.0.2,1.1.1.1",
+                 "classless-static-route,10.9.0.0/16,10.0.0.254,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1"):
+        assert part in served.options
+    lonely = told()
+    lonely["networks"][NETWORK]["subnets"][SUBNET] |= {"gateway": None, "dns": ["9.9.9.9"], "routes": []}
+    served = space(lonely, "net").dnsmasq
+    assert served is not None
+    assert "option:router\n" in served.options
+    assert "dns-server,9.9.9.9\n" in served.options
+    assert "0.0.0.0/0" not in served.options
+
+
+@pytest.mark.parametrize("name", ["ignore", "Infinite", "3600", "45m", "x,y", ""])
+def test_a_host_name_is_no_word_of_dnsmasq(name: str) -> None:
+    tree = told()
+    tree["ports"][PORT]["hostname"] = name
+    served = space(tree, "net").dnsmasq
+    assert served is not None
+    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,host-10-0-0-5\n"
+
+
+def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:
+    router = space(told(), "router")
+    assert [plug.inner for plug in router.plugs][-1] == "out"
+    assert router.plugs[-1].addresses == ("172.24.4.5/24", "172.24.4.9/32")
+    assert router.routes == (("default", "172.24.4.1"),)
+    for line in ("dnat ip to ip daddr map { 172.24.4.9 : 10.0.0.5 }",
+                 'oifname "out" snat ip to ip saddr map { 10.0.0.5 : 172.24.4.9 }',
+                 'oifname "out" snat ip to 172.24.4.5', 'iifname "out" meta nfproto ipv4 drop'):
+        assert f"\n{line}\n" in router.rules
+    closed = told()
+    closed["routers"][ROUTER]["external"]["snat"] = False
+    assert '\noifname "out" snat ip to 172.24.4.5\n' not in space(closed, "router").rules
+    twice = told()
+    leg = twice["routers"][ROUTER]["interfaces"][0]
+    twice["routers"][ROUTER]["interfaces"].append(leg | {"address": "10.0.1.1/24"})
+    assert space(twice, "router").plugs[0].addresses == ("10.0.0.1/24", "10.0.1.1/24")
+
+
+def test_only_the_gateway_host_has_the_gateway() -> None:
+    made = desired(told())
+    assert [plug.addresses for plug in made.gateways] == [("172.24.4.1/24",)]
+    assert "ip saddr 172.24.4.0/24 masquerade" in whole(made.rules)
+    taken = parse(told())
+    other = desire(Place(NAMES, ip_address("192.168.5.1")), taken, assign({}, taken.ports),
+                   assign({}, [bridge(one) for one in taken.networks]))
+    assert other.gateways == ()
+    assert "masquerade" not in whole(other.rules)
+
+
+def test_nobody_but_peers_speaks_into_a_tunnel() -> None:
+    assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in rules_of(told())
+    assert "ip daddr 192.168.5.1 udp dport 4789 drop" in whole(desire(PLACE, Description(), {}, {}).rules)
+
+
+def test_metadata_is_signed_with_the_shared_secret() -> None:
+    port = parse(told()).ports[PORT]
+    headers = Upstream("http://127.0.0.1:1", b"secret").headers(port, "10.0.0.5")
+    assert headers["X-Instance-ID"] == PORT
+    assert headers["X-Forwarded-For"] == "10.0.0.5"
+    assert headers["X-Instance-ID-Signature"] == hmac.digest(b"secret", PORT.encode(), "sha256").hex()
