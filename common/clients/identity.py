@@ -83,6 +83,8 @@ class Identity:
             return str(self._conf.network.endpoint)
         try:
             found = self.session().get_endpoint(service_type="network", region_name=self._conf.identity.region)
+        except exceptions.EndpointNotFound:
+            return None
         except (exceptions.ClientException, OSError) as problem:
             raise errors.Unavailable(NO_TOKEN) from problem
         return str(found) if found else None
