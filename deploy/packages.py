@@ -22,19 +22,23 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 PYTHON = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev", "ca-certificates")
 HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system", "libvirt-clients",
-              "qemu-system-x86", "qemu-utils", "iproute2")
+              "qemu-system-x86", "qemu-utils", "dosfstools", "mtools")
+NETWORK = ("iproute2", "dnsmasq-base", "nftables", "conntrack", "kmod")
+CONSOLE = ("novnc",)
 BROKER = ("rabbitmq-server",)
 DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)
+#: With what the tests look at guests, networks and the console's page.
+EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
 
 
-def image_packages() -> tuple[str, ...]:
-    """What the build of the tiny image says that it needs."""
-    text = (ROOT / "deploy/images/tiny/build").read_text()
-    found = re.search(r"^# debian-packages: (.+)$", text, re.MULTILINE)
+def image_packages(image: str = "tiny") -> tuple[str, ...]:
+    """What the build of an image says that it needs."""
+    name = f"deploy/images/{image}/build"
+    found = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
     if found is None:
-        raise Failure("deploy/images/tiny/build does not name its packages.", "Restore the file from the repository.")
+        raise Failure(f"{name} does not name its packages.", "Restore the file from the repository.")
     return tuple(found[1].split())
 
 
@@ -67,12 +71,12 @@ def unpack_kernel(log: Path) -> None:
 
 def for_up() -> tuple[str, ...]:
     """What ./deploy/up needs."""
-    return PYTHON + BROKER + HYPERVISOR + image_packages()
+    return PYTHON + BROKER + HYPERVISOR + NETWORK + CONSOLE + ("openssh-client",) + image_packages()
 
 
 def for_test() -> tuple[str, ...]:
     """What ./deploy/test needs."""
-    return for_up() + DATABASES + LINT + ("genisoimage",)
+    return for_up() + DATABASES + LINT + EYES + image_packages("debian")
 
 
 def missing(names: Sequence[str]) -> list[str]:
@@ -135,6 +139,6 @@ def _enabled_units() -> set[str]:
 
 def _disable(units: set[str], log: Path) -> None:
     """Units that came with the packages would start with the machine's next boot and take the ports."""
-    ours = sorted(unit for unit in units if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql)", unit))
+    ours = sorted(unit for unit in units if re.match(r"(rabbitmq|epmd|libvirt|virt|mariadb|postgresql|nftables)", unit))
     if ours:
         run(["systemctl", "disable", *ours], "Disable these units by hand.", log=log)
