@@ -227,11 +227,20 @@ def make_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
     try:
         drives = config_drive.opened(conf.agent.config_drive_format, config.vendor_data(conf))
-    except config.ConfigError as problem:
+        return LibvirtDriver(conf.agent.libvirt_uri, state, virt_type=conf.agent.virt_type,
+                             reserved_memory_mb=conf.agent.reserved_memory_mb,
+                             reserved_disk_gb=conf.agent.reserved_disk_gb, config_drives=drives)
+    except (config.ConfigError, ValueError) as problem:
         sys.exit(f"kilonova-agent: {problem}")
-    return LibvirtDriver(conf.agent.libvirt_uri, state, virt_type=conf.agent.virt_type,
-                         reserved_memory_mb=conf.agent.reserved_memory_mb,
-                         reserved_disk_gb=conf.agent.reserved_disk_gb, config_drives=drives)
+
+
+def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
+    """The listener for consoles, where the configuration says."""
+    try:
+        return Consoles(driver.console, conf.agent.console_host)
+    except OSError as problem:
+        sys.exit(f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
+                 "host that the console service reaches")
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
@@ -240,7 +249,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id())
-    consoles = Consoles(driver.console, conf.agent.console_host)
+    consoles = make_consoles(conf, driver)
     host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles)
     agent_rpc.serve(transport, conf.host, host)
     threads = [*host.start(conf.agent.workers), consoles.start()]

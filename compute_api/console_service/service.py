@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -112,8 +113,13 @@ def _subprotocol(connection: websockets.ServerConnection, offered: Sequence[Any]
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket that connections come to."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
+    """The socket that connections come to; the process ends when it cannot be had."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                                    backlog=128)
+    except OSError as problem:
+        sys.exit(f"kilonova-console: [console] host {host}, port {port}: {problem}; give an address of this machine "
+                 "and a port that is free")
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:

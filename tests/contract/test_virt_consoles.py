@@ -56,10 +56,17 @@ def test_consoles_end_with_the_guest(rig: Rig) -> None:
             assert not read(console, b"never said").endswith(b"never said")
 
 
-def test_consoles_are_there_again_after_a_reboot(rig: Rig) -> None:
+@pytest.mark.parametrize("by", ["reboot", "resume"])
+def test_consoles_are_there_again(rig: Rig, by: str) -> None:
     spec = rig.boot(ready=True)
-    rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)
-    rig.await_boots(spec.server, 2)
+    if by == "reboot":
+        rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)
+        rig.await_boots(spec.server, 2)
+    else:
+        rig.driver.ensure_suspended(spec.server, 2, QUIET)
+        with pytest.raises(VerbFailed):
+            rig.driver.console(spec.server, VNC)
+        rig.driver.ensure_running(spec.server, 3, QUIET)
     for kind, sent, answered in ((VNC, b"", b"RFB"), (SERIAL, b"echo again\n", b"again")):
         with rig.driver.console(spec.server, kind) as console:
             console.sendall(sent)

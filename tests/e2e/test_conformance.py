@@ -68,7 +68,7 @@ def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_pat
         sys.executable, str(DATA / "runner"), "--url", keeping.cloud.api_url, "--report", str(report),
         "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
         "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
-        "--flavor2", keeping.flavor("m1.tiny"), "--with", "multihost,image,deferred-delete",
+        "--flavor2", keeping.flavor("m1.tiny"), "--with", "multihost,image,deferred-delete,vnc,serial",
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
         env=keeping.environment)

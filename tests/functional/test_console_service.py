@@ -252,15 +252,28 @@ def test_a_restart_tells_the_browsers(world: World) -> None:
 
 def test_a_browser_that_does_not_read_holds_nothing_up(world: World) -> None:
     """It is cut off when its session must end, although not a byte can be sent to it."""
-    with world.open(world.token(), max_queue=1) as lazy:
-        lazy.socket.settimeout(0.5)
-        with pytest.raises((TimeoutError, ConnectionClosed)):
-            while True:
-                lazy.send(bytes(65536))
+    with stalled(world) as lazy:
         with world.open(world.token(server=SERVERS[1])) as other:
             assert echoes(other)
+        await_true(lambda: len(world.sessions) == 1)
         world.store.write(lambda tx: guests.owe(tx, SERVERS[0], 2))
         await_true(lambda: len(world.sessions) == 0, 20)
+        assert lazy.fileno() != -1
+
+
+def stalled(world: World) -> socket.socket:
+    """A browser by hand, which sent until nothing went any more and reads nothing of the echo."""
+    lazy = socket.create_connection(("127.0.0.1", world.port), 5)
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.sendall(f"GET /?token={world.token()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                 "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
+    assert b"101 Switching" in lazy.recv(4096)
+    frame = b"\x82\xfe\xff\xff" + bytes(4) + bytes(65535)         # binary, masked with zeros
+    lazy.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        while True:
+            lazy.sendall(frame)
+    return lazy
 
 
 # --- limits ---
