@@ -272,6 +272,21 @@ def test_dhcp_has_all_that_a_guest_needs() -> None:
     assert "0.0.0.0/0" not in served.options
 
 
+def test_the_addresses_of_a_port_stand_in_one_line() -> None:
+    tree = told()
+    other = {"cidr": "2001:db8::/64", "version": 6, "gateway": None, "dhcp": True, "ipv6_mode": "slaac"}
+    tree["networks"][NETWORK]["subnets"]["another-subnet"] = other
+    tree["ports"][PORT]["addresses"] = [{"address": one} for one in ("2001:db8::5", "10.0.0.5", "10.0.0.6", "10.7.7.7")]
+    served = space(tree, "net").dnsmasq
+    assert served is not None
+    assert served.hosts == ("fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n"
+                            "fa:16:3e:00:00:05,id:*,10.0.0.6,vm1\n")
+    assert "dhcp-range=set:s" in served.fixed
+    assert ",2001:db8::,ra-only,64,86400\n" in served.fixed
+    assert served.reserved == (("2001:db8::5", "fa:16:3e:00:00:05"), ("10.0.0.5", "fa:16:3e:00:00:05"),
+                               ("10.0.0.6", "fa:16:3e:00:00:05"))
+
+
 @pytest.mark.parametrize("name", ["ignore", "Infinite", "3600", "45m", "x,y", ""])
 def test_a_host_name_is_no_word_of_dnsmasq(name: str) -> None:
     tree = told()

@@ -51,17 +51,24 @@ def configure(network: Network, ports: list[Port], dns: tuple[Address, ...]) -> 
     hosts, names, reserved = [], [], []
     for port in ports:
         own = [address for address in port.addresses if any(address in subnet.cidr for _, subnet in served)]
+        reserved += [(str(address), port.mac) for address in own]
         for address in port.addresses:
             name = _name(port.hostname, address)
             names.append(f"{address} {name}.{DOMAIN} {name}\n")
-            if address in own:
-                hosts.append(f"{port.mac},id:*,{_written(address)},{name}\n")
-                reserved.append((str(address), port.mac))
+        for together in _lines(own):
+            words = [port.mac, "id:*", *map(_written, together), _name(port.hostname, together[0])]
+            hosts.append(f"{','.join(words)}\n")
     options = [f"option:mtu,{network.mtu}\n"] if network.mtu >= 576 else []
     for tag, subnet in served:
         options += _options(tag, subnet, network, dns)
     return Dnsmasq(network.id, "".join(f"{line}\n" for line in fixed), "".join(hosts), "".join(names), "".join(options),
                    tuple(reserved))
+
+
+def _lines(own: list[Address]) -> list[list[Address]]:
+    """A line for each address of IPv4, those of IPv6 with the first: dnsmasq may take any line with the MAC."""
+    four, six = ([one for one in own if one.version == version] for version in (4, 6))
+    return [[*four[:1], *six], *([one] for one in four[1:])] if own else []
 
 
 def _name(hostname: str, address: Address) -> str:

@@ -8,6 +8,7 @@ its body, its time, and how many of one network's requests are served at once.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -15,6 +16,7 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,7 @@ from deploy.standalone.network.host.dnsmasq import METADATA
 from deploy.standalone.network.host.kernel import SPACES, Kernel
 
 LOG = logging.getLogger("network.metadata")
-PORT, WORKERS, EACH, PATIENCE = 80, 16, 6, 10.0
+PORT, WORKERS, EACH, PATIENCE, LONGEST = 80, 32, 6, 10.0, 30.0
 BODY_LIMIT, ANSWER_LIMIT = 64 * 1024, 4 * 1024 * 1024
 #: Of a guest's headers only these go on.
 PASSED = ("Accept", "Content-Type", "User-Agent", "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds")
@@ -58,6 +60,7 @@ class Listeners:
         self._sockets: dict[str, tuple[int, str, socket.socket]] = {}
         self._ports: dict[tuple[str, str], Port] = {}
         self._busy: Counter[str] = Counter()
+        self._since: dict[socket.socket, float] = {}
         self._pool = ThreadPoolExecutor(WORKERS, "metadata")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="metadata", daemon=True)
@@ -108,6 +111,7 @@ class Listeners:
 
     def _accept(self) -> None:
         while not self._stop.is_set():
+            self._hurry()
             for key, _ in self._selector.select(0.2):
                 try:
                     with self._lock:
@@ -125,7 +129,17 @@ class Listeners:
         else:
             self._pool.submit(self._answer, taken, network, address)
 
+    def _hurry(self) -> None:
+        """Who sends a letter now and then is cut off."""
+        with self._lock:
+            late = [taken for taken, since in self._since.items() if time.monotonic() > since + LONGEST]
+            for taken in late:
+                with contextlib.suppress(OSError):       # it may have ended by itself
+                    taken.shutdown(socket.SHUT_RDWR)
+
     def _answer(self, taken: socket.socket, network: str, address: str) -> None:
+        with self._lock:
+            self._since[taken] = time.monotonic()
         try:
             with taken:
                 Request(taken, self, network, address)
@@ -134,6 +148,7 @@ class Listeners:
         finally:
             with self._lock:
                 self._busy[network] -= 1
+                del self._since[taken]
 
 
 class Request(BaseHTTPRequestHandler):

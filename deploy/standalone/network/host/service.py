@@ -25,7 +25,7 @@ from deploy.standalone.network.host.metadata import Listeners
 from deploy.standalone.network.host.names import bridge
 
 LOG = logging.getLogger("network.host")
-CHECK, WAIT, FIRST_PAUSE, LONGEST_PAUSE = 30.0, 20.0, 0.2, 10.0      # seconds
+CHECK, AGAIN, WAIT, FIRST_PAUSE, LONGEST_PAUSE = 30.0, 2.0, 20.0, 0.2, 10.0      # seconds
 
 
 class Host:
@@ -36,6 +36,7 @@ class Host:
         self.applier = Applier(kernel, place.names, ledger, Tunnels(str(place.tunnel), place.tunnel_port))
         self.told = Description()
         self.revision = 0
+        self.is_whole = True       # nothing failed that may work the next time
 
     def take(self, tree: Any) -> bool:
         """Take in what the service says. Whether it was understood."""
@@ -60,10 +61,13 @@ class Host:
         wrong = self.applier.apply(desired, full)
         if ledger.zones != zones and not wrong:      # bridges went, and now their rules may go
             wrong = self.applier.apply(desire(self.place, told, ledger.ports, ledger.zones))
+        silent: dict[str, str] = {}
         if self.listeners is not None:
             spaces = {name: id_ for name, id_ in desired.listeners.items() if name not in wrong}
-            for name, reason in self.listeners.listen(spaces).items():
+            silent = self.listeners.listen(spaces)
+            for name, reason in silent.items():
                 LOG.error("%s: %s", name, reason)
+        self.is_whole = not wrong and not silent
         self.revision = told.revision
         return {**told.failed, **self._failed(wrong)}
 
@@ -89,9 +93,10 @@ class Loop:
         """Until `stop`. Raises Failed when this machine lacks what it takes."""
         host = self._host
         host.applier.prepare(host.place.external_gateway)
+        failed: dict[str, str] = {}
         if (tree := host.ledger.description()) is not None and host.take(tree):
             LOG.info("revision %d of the last run", host.told.revision)
-        failed = host.apply(full=True)
+            failed = host.apply(full=True)      # without one, what is there stays until the service is heard
         asking = threading.Thread(target=self._listen, name="description", daemon=True)
         asking.start()
         checked, owed = time.monotonic(), True
@@ -100,8 +105,9 @@ class Loop:
                 owed = not self._tell(failed)
             if tree is not None:
                 host.ledger.keep_description(tree)      # after the answer: the disk is slow
-            tree = self._next(1.0 if owed else max(0.0, checked + self._check - time.monotonic()))
-            due = time.monotonic() >= checked + self._check
+            check = self._check if host.is_whole else min(AGAIN, self._check)
+            tree = self._next(max(0.0, min(checked + check - time.monotonic(), 1.0 if owed else check)))
+            due = host.told.revision > 0 and time.monotonic() >= checked + check
             if tree is not None and not host.take(tree):
                 tree = None
             if tree is not None or due:
