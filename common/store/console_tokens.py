@@ -91,3 +91,16 @@ def keep(tx: Connection, hashes: Sequence[str], seconds: int) -> None:
 def forget(tx: Connection, token_hash: str) -> None:
     """The session has ended."""
     tx.execute(sa.delete(console_tokens).where(console_tokens.c.hash == token_hash))
+
+
+def sessions(tx: Connection) -> list[Row[Any]]:
+    """Those that are open, or were when their console service died; oldest first."""
+    return list(tx.execute(sa.select(console_tokens).where(
+        console_tokens.c.used_at.is_not(None), console_tokens.c.expires_at > now()).order_by(
+        console_tokens.c.used_at, console_tokens.c.hash)))
+
+
+def revoke(tx: Connection, server_id: str | None) -> int:
+    """End all sessions and tokens of a server (None: of all); returns how many there were."""
+    gone = sa.delete(console_tokens)
+    return int(tx.execute(gone if server_id is None else gone.where(console_tokens.c.server_id == server_id)).rowcount)

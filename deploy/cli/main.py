@@ -19,6 +19,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "version"): ("deploy.cli.database", "version", "show the database's version and the one needed"),
     ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
+    ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
+    ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
     ("config", "sample"): ("deploy.cli.config", "sample", "print a configuration file with every option"),
     ("config", "check"): ("deploy.cli.config", "check", "read the configuration and say what is wrong with it"),
 }
@@ -42,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
         if words == ("doctor",):
             command.add_argument("--json", action="store_true", help="one JSON list of findings")
             command.add_argument("--no-hosts", action="store_true", help="do not ask the hosts what they run")
+        if words == ("consoles", "end"):
+            command.add_argument("--server", metavar="ID", help="those of this server")
+            command.add_argument("--all", action="store_true", help="those of every server")
     return top
 
 

@@ -104,6 +104,16 @@ def test_whoever_removes_the_row_ends_the_session(store: Store) -> None:
     assert store.read(lambda tx: console_tokens.alive(tx, [record.hash])) == set()
 
 
+def test_an_operator_sees_sessions_and_ends_them(store: Store) -> None:
+    session, unused, other = use(store, create(store)), create(store), use(store, create(store, OTHER))
+    assert [row.hash for row in store.read(console_tokens.sessions)] == [session.hash, other.hash]
+    assert store.write(lambda tx: console_tokens.revoke(tx, SERVER)) == 2
+    assert use(store, unused) is None
+    assert store.read(lambda tx: console_tokens.alive(tx, [session.hash, other.hash])) == {other.hash}
+    assert store.write(lambda tx: console_tokens.revoke(tx, None)) == 1
+    assert store.read(console_tokens.sessions) == []
+
+
 def test_rows_do_not_pile_up(store: Store) -> None:
     session, other = use(store, create(store)), create(store, OTHER)
     tokens = [create(store) for _ in range(console_tokens.UNUSED_PER_SERVER + 3)]

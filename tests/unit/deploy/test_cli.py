@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common import config
-from common.store import doctor, upgrades
+from common.store import console_tokens, doctor, guests, upgrades
 from common.store.engine import Store
 from deploy.cli.config import text
 from deploy.cli.doctor import ask_hosts, findings
@@ -52,6 +52,24 @@ def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: py
     assert main(["--config", str(conf), "database", "version"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "was empty" in lines[1] and "already" in lines[2]
+
+
+def test_consoles_are_listed_and_ended(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(conf), "database", "upgrade"]) == 0
+    store, server = Store(f"sqlite:///{tmp_path}/k.db"), "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+    store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
+    token = store.write(lambda tx: console_tokens.create(tx, server, "novnc", project_id="p", user_id="mira",
+                                                         seconds=60))
+    store.write(lambda tx: console_tokens.use(tx, token))
+    capsys.readouterr()
+    assert main(["--config", str(conf), "consoles", "list"]) == 0
+    told = capsys.readouterr().out
+    assert server in told and "mira" in told and token not in told
+    assert main(["--config", str(conf), "consoles", "end"]) == 2
+    assert main(["--config", str(conf), "consoles", "end", "--server", server]) == 0
+    assert "1 sessions" in capsys.readouterr().out
+    assert store.read(console_tokens.sessions) == []
+    store.close()
 
 
 def test_status_and_doctor_refuse_an_empty_database(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
