@@ -4,9 +4,9 @@
 Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns the URI to connect to, ``stop``
 ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it gets a mount namespace
 in which they are folders of ``state_dir``; and a PID namespace whose first process reaps the dead (libvirt
-waits for QEMU to vanish) and starts a daemon that died again. ``serve`` may also be given a network namespace, in
-which the guests' devices then appear. ``state_dir`` must be short: sockets live below it. Must stay true: nothing
-outside ``state_dir`` is written, and no process survives ``stop``.
+waits for QEMU to vanish) and starts a daemon that died again. ``serve`` may also make it another host of this machine:
+with a network namespace, in which the guests' devices then appear, and a name. ``state_dir`` must be short: sockets
+live below it. Must stay true: nothing outside ``state_dir`` is written, and no process survives ``stop``.
 """
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FOLDERS = {"/run/libvirt": "run", "/var/lib/libvirt": "lib", "/etc/libvirt": "et
 #: What it takes to be started; virtlogd keeps the guests' console logs from filling the disk.
 DAEMONS = ("virtlogd", "libvirtd")
 PACKAGES = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
-CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x00020000, 0x20000000, 0x40000000, 1
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG = 1
 LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
 
 
@@ -95,21 +96,21 @@ def is_running(state_dir: str | Path) -> bool:
     return False
 
 
-def serve(state_dir: Path, network: Path | None = None) -> int:
-    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``network`` is the file of
-    the network namespace to run in."""
+def serve(state_dir: Path, host: tuple[Path, str] | None = None) -> int:
+    """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``host``: the file of the
+    network namespace to run in, and the name of the host that it is there."""
     with (state_dir / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         configure(state_dir)
-        if network is not None:
-            _enter(network)
+        if host is not None:
+            _become(*host)
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir, own_network=network is not None))
+            os._exit(_first_process(state_dir, own_network=host is not None))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -174,7 +175,7 @@ def _unshare(flags: int) -> None:
         )
 
 
-def _enter(network: Path) -> None:
+def _become(network: Path, name: str) -> None:
     try:
         with network.open("rb") as file:
             left = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET)
@@ -182,6 +183,8 @@ def _enter(network: Path) -> None:
         raise Failed(f"there is no network namespace {network}: run ./deploy/up again") from problem
     if left != 0:
         raise Failed(f"{network} cannot be entered: {os.strerror(ctypes.get_errno())}; run as root")
+    _unshare(CLONE_NEWUTS)
+    socket.sethostname(name)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -218,10 +221,10 @@ def main(arguments: list[str]) -> int:
             stop(folder)
         case ["serve", folder]:
             return serve(Path(folder).resolve())
-        case ["serve", folder, network]:
-            return serve(Path(folder).resolve(), Path(network))
+        case ["serve", folder, network, name]:
+            return serve(Path(folder).resolve(), (Path(network), name))
         case _:
-            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE]", file=sys.stderr)
+            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE HOST]", file=sys.stderr)
             return 2
     return 0
 

@@ -39,11 +39,11 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
     if cloud.driver == "libvirt":
-        for number, _ in enumerate(cloud.hosts, 1):
+        for number, host in enumerate(cloud.hosts, 1):
             network = _namespace(cloud, number)
             yield _program(cloud, numbered("libvirtd", number), [
                 sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(cloud.libvirt_folder(number)),
-                *([str(network)] if network else [])])
+                *([str(network), host] if network else [])])
 
 
 def _standalone(cloud: Cloud) -> Iterator[Program]:

@@ -78,7 +78,7 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     first, second = programs["network-host"], programs["network-host-2"]
     assert ("--external-gateway" in first, "--external-gateway" in second) == (True, False)
     assert f"/run/netns/{cloud.underlay.namespace(2)}" in second and "--netns" not in first
-    assert programs["libvirtd-2"][-1] == f"/run/netns/{cloud.underlay.namespace(2)}"
+    assert programs["libvirtd-2"][-2:] == [f"/run/netns/{cloud.underlay.namespace(2)}", "h2"]
     assert "--no-hosts" in {program.name: program.command for program in Cloud(
         tmp_path, driver="memory", networks=True).programs()}["network"]
 
