@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from deploy import libvirtd
+from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_rigs import Rig, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 
+__all__ = ["lab", "network_hosts"]
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 

@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts on one machine for the network's host part: real namespaces, a real kernel, guests that are namespaces.
 
-The lab plays the network service, the identity service and the metadata service over HTTP, and holds the one truth of
-which it tells each host its part. A guest's device on its host has a tap's name and joins the bridge as libvirt
-would let it join.
+The lab plays the neighbours (network_neighbours.py) and holds the one truth of which it tells each host its part. A
+guest's device on its host has a tap's name and joins the bridge as libvirt would let it join.
 """
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.contract.network_neighbours import Service
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "shared secret"
@@ -52,85 +53,6 @@ def await_true(question: Callable[[], object], story: str, seconds: float = 10) 
     while not question():
         assert time.monotonic() < deadline, story
         time.sleep(0.01)
-
-
-class Service:
-    """All that the host parts talk to."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.changed = threading.Condition()
-        self.told: dict[str, dict[str, Any]] = {}
-        self.acknowledged: dict[str, dict[str, Any]] = {}
-        self.asked_metadata: list[tuple[str, str, dict[str, str], bytes]] = []
-        lab = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                lab.get(self)
-
-            def do_POST(self) -> None:
-                lab.post(self)
-
-            def do_PUT(self) -> None:
-                lab.put(self)
-
-            def log_message(self, *what: Any) -> None:
-                """Quiet."""
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A host part that is killed breaks off: that is what happens here."""
-
-        self._server = Server(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def get(self, request: BaseHTTPRequestHandler) -> None:
-        if "/kilonova/hosts/" not in request.path:
-            return self._metadata(request, b"")
-        host = request.path.split("/")[5 - 1]
-        query = dict(pair.split("=") for pair in request.path.split("?")[1].split("&"))
-        with self.changed:
-            self.changed.wait_for(lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
-                                  min(float(query["wait"]), 2))
-            told = self.told.get(host, {"revision": 0})
-        if told["revision"] > int(query["seen"]):
-            return self._answer(request, 200, json.dumps(told).encode())
-        return self._answer(request, 304, b"")
-
-    def post(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers["Content-Length"]))
-        if not request.path.endswith("/auth/tokens"):
-            return self._metadata(request, body)
-        token = {"token": {"methods": ["password"], "expires_at": "2999-01-01T00:00:00.000000Z", "catalog": [],
-                           "issued_at": "2026-01-01T00:00:00.000000Z", "user": {"id": "k", "name": "kilonova",
-                           "domain": {"id": "default", "name": "Default"}}, "audit_ids": ["x"]}}
-        return self._answer(request, 201, json.dumps(token).encode(), {"X-Subject-Token": "token"})
-
-    def put(self, request: BaseHTTPRequestHandler) -> None:
-        said = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
-        with self.changed:
-            self.acknowledged[request.path.split("/")[4]] = said
-            self.changed.notify_all()
-        self._answer(request, 204, b"")
-
-    def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        self.asked_metadata.append((request.command, request.path, dict(request.headers.items()), body))
-        self._answer(request, 200, b"metadata of " + request.headers.get("X-Instance-ID", "nobody").encode())
-
-    def _answer(self, request: BaseHTTPRequestHandler, status: int, body: bytes,
-                headers: dict[str, str] | None = None) -> None:
-        request.send_response(status)
-        for name, value in ({} if headers is None else headers).items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
 
 
 @dataclass
@@ -228,20 +150,25 @@ class Lab:
     guests: list[Guest] = field(default_factory=list)
     revision: int = 0
 
+    def space(self, name: str) -> str:
+        """The name of a namespace; several runs may go on at once."""
+        return f"nh-{os.getpid()}-{name}"
+
     def build(self, names: list[str]) -> None:
-        run("ip", "netns", "add", "nh-wire")
-        run("ip", "link", "add", "wire", "type", "bridge", space="nh-wire")
-        run("ip", "link", "set", "wire", "up", space="nh-wire")
+        wire = self.space("wire")
+        run("ip", "netns", "add", wire)
+        run("ip", "link", "add", "wire", "type", "bridge", space=wire)
+        run("ip", "link", "set", "wire", "up", space=wire)
         for number, name in enumerate(names, 1):
             folder = self.folder / name
             folder.mkdir()
             (folder / "secret").write_text(f"{SECRET}\n")
-            machine = Machine(self, name, f"nh-{name}", folder, f"192.168.99.{number}", gateway=number == 1)
+            machine = Machine(self, name, self.space(name), folder, f"192.168.99.{number}", gateway=number == 1)
             run("ip", "netns", "add", machine.space)
             run("ip", "link", "set", "lo", "up", space=machine.space)
-            run("ip", "link", "add", f"w{number}", "netns", "nh-wire", "type", "veth", "peer", "name", "eth0", "netns",
+            run("ip", "link", "add", f"w{number}", "netns", wire, "type", "veth", "peer", "name", "eth0", "netns",
                 machine.space)
-            run("ip", "link", "set", f"w{number}", "master", "wire", "up", space="nh-wire")
+            run("ip", "link", "set", f"w{number}", "master", "wire", "up", space=wire)
             run("ip", "link", "set", "eth0", "up", space=machine.space)
             run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0", space=machine.space)
             self.machines[name] = machine
@@ -254,7 +181,7 @@ class Lab:
             machine.stop()
             machine.clean()
             run("ip", "netns", "del", machine.space, check=False)
-        run("ip", "netns", "del", "nh-wire", check=False)
+        run("ip", "netns", "del", self.space("wire"), check=False)
         self.service.close()
 
     def network(self, cidr: str = "10.0.0.0/24", external: bool = False, gateway: str | None = None,
@@ -274,7 +201,7 @@ class Lab:
               **more: Any) -> Guest:
         """A port and a guest that has it; told and acknowledged, plugged in."""
         port = str(uuid.uuid4())
-        guest = Guest(port, f"nh-g{len(self.guests)}", mac(), address, self.machines[host])
+        guest = Guest(port, self.space(f"g{len(self.guests)}"), mac(), address, self.machines[host])
         self.ports[port] = (host, {
             "network": network, "mac": guest.mac, "device": guest.device, "allowed_pairs": [], "security": True,
             "addresses": [{"address": address, "subnet": next(iter(self.networks[network]["subnets"]))}],
@@ -363,8 +290,33 @@ def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
             "port_max": None, "remote_prefix": None, "remote_group": None, **more}
 
 
+NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
+
+
+@pytest.fixture(scope="session")
+def network_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if os.geteuid() != 0 or missing:
+        reason = f"needs root and {', '.join(missing) or 'nothing else'}"
+        if os.environ.get("KILONOVA_TEST"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    lab = Lab(Service(), tmp_path_factory.mktemp("network"))
+    try:
+        lab.build(["x1", "x2"])
+        yield lab
+    finally:
+        lab.tear_down()
+
+
+@pytest.fixture
+def lab(network_hosts: Lab) -> Iterator[Lab]:
+    yield network_hosts
+    network_hosts.forget()
+
+
 @contextlib.contextmanager
-def captured(guest: Guest, what: str, folder: Path) -> Any:
+def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str]]:
     """Yields a function that says what arrived at the guest since, as tcpdump's lines."""
     out = folder / f"{guest.space}.dump"
     with out.open("wb") as file:

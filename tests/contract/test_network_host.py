@@ -5,63 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
-import pytest
+from tests.contract.network_lab import SECRET, Guest, Lab, await_true, captured, mac, rule, run
 
-from deploy.standalone.network.host.description import parse
-from deploy.standalone.network.host.desired import Place, desire
-from deploy.standalone.network.host.kernel import Kernel
-from deploy.standalone.network.host.ledger import assign
-from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.nft import changes, gone, whole
-from tests.contract.network_lab import (
-    REPOSITORY,
-    SECRET,
-    Guest,
-    Lab,
-    Service,
-    await_true,
-    captured,
-    mac,
-    rule,
-    run,
-)
-
-NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "arping")
-SERVICE_PORT = 25060
-SEND = REPOSITORY / "tests/contract/network_frames.py"
-
-
-@pytest.fixture(scope="module")
-def whole_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if os.geteuid() != 0 or missing:
-        reason = f"needs root and {', '.join(missing) or 'nothing else'}"
-        if os.environ.get("KILONOVA_TEST"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    lab = Lab(Service(SERVICE_PORT), tmp_path_factory.mktemp("network"))
-    try:
-        lab.build(["x1", "x2"])
-        yield lab
-    finally:
-        lab.tear_down()
-
-
-@pytest.fixture
-def lab(whole_lab: Lab) -> Iterator[Lab]:
-    yield whole_lab
-    whole_lab.forget()
+SEND = Path(__file__).with_name("network_frames.py")
 
 
 def test_a_guest_gets_its_address_and_all_options(lab: Lab) -> None:
@@ -171,7 +122,11 @@ def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> No
     other.take_address()
     assert free.pings("10.0.0.6")
     assert other.pings("10.0.0.77")
-    strangers = [Guest(f"{number}eadbeef-0000", f"nh-g{90 + number}", mac(), f"10.0.0.{90 + number}", other.host)
+    for source, works in (("10.0.0.5", True), ("10.0.0.77", False)):     # metadata is told by the source
+        free.run("ip", "addr", "replace", "10.0.0.5/24", "dev", "eth0")
+        done = free.run("ping", "-c", "1", "-W", "0.5", "-I", source, "10.0.0.2", check=False)
+        assert (done.returncode == 0) == works
+    strangers = [Guest(f"{number}eadbeef-0000", lab.space(f"g9{number}"), mac(), f"10.0.0.9{number}", other.host)
                  for number in (0, 1)]
     lab.guests += strangers
     for stranger in strangers:
@@ -276,122 +231,3 @@ def test_metadata_comes_with_who_asks(lab: Lab) -> None:
         assert headers["X-Forwarded-For"] == "10.0.0.5"
         signature = hmac.new(SECRET.encode(), server.encode(), hashlib.sha256).hexdigest()
         assert headers["X-Instance-ID-Signature"] == signature
-
-
-def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:
-    network, machine = lab.network(), lab.machines["x1"]
-    guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
-    for one in (guest, other):
-        assert one.dhcp()
-    rules = machine.rules()
-    machine.stop(signal.SIGKILL)
-    assert guest.pings("10.0.0.6")
-    assert other.dhcp()
-    run("nft", "delete", "table", "bridge", f"kn_{machine.tag()}", space=machine.space)
-    machine.start()
-    await_true(lambda: machine.rules() == rules, "other rules after a kill")
-    for pause in ("0.35", "0.45", "0.55"):
-        machine.stop(signal.SIGKILL)
-        second = lab.network()
-        port = lab.ports[guest.port][1]
-        lab.ports["22222222-0000-0000-0000-000000000000"] = ("x1", port | {"network": second})
-        lab.tell(wait=False)
-        machine.start()
-        run("sleep", pause)
-        del lab.ports["22222222-0000-0000-0000-000000000000"], lab.networks[second]
-        machine.stop(signal.SIGKILL)
-        lab.tell(wait=False)
-    machine.start()
-    lab.await_acknowledged()
-    assert len(machine.rules()) == len(rules)
-    assert [word for word in machine.rules() if "0x" not in word] == [word for word in rules if "0x" not in word]
-    assert guest.pings("10.0.0.6")
-    assert other.dhcp()
-
-
-def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -> None:
-    network, machine = lab.network(), lab.machines["x1"]
-    guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
-    guest.dhcp()
-    other.take_address()
-    rules, tag = machine.rules(), machine.tag()
-    machine.stop()
-    assert guest.pings("10.0.0.6")                      # SIGTERM leaves guests alone
-    run("nft", "flush", "ruleset", space=machine.space)
-    run("ip", "netns", "del", f"kn-{tag}-net-{network}")
-    machine.start(url="http://127.0.0.1:9")
-    await_true(lambda: machine.rules() == rules, "no rules without the service")
-    await_true(lambda: "ip=10.0.0.5" in guest.dhcp(), "no DHCP without the service")
-    machine.stop()
-    machine.start()
-    lab.tell()
-    pid = int(Path(f"/run/kn-{tag}/{network}.pid").read_text())
-    run("kill", str(pid))
-    run("nft", "delete", "rule", "bridge", f"kn_{tag}", "guest_ip4", "handle", handle(machine.space, f"kn_{tag}"),
-        space=machine.space)
-    run("ip", "link", "set", f"brq{network[:11]}", "down", space=machine.space)
-    await_true(lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair")
-
-
-def handle(space: str, table: str) -> str:
-    """Of the rule that checks a guest's IPv4 addresses."""
-    listed = run("nft", "-a", "list", "chain", "bridge", table, "guest_ip4", space=space).stdout
-    return next(line for line in listed.splitlines() if "@own4" in line).split("handle ")[1]
-
-
-def test_changes_end_where_the_whole_would(lab: Lab) -> None:
-    """A walk through random descriptions, each step as changes; the kernel lists what the whole would give."""
-    chance, space, names = random.Random(4), lab.machines["x2"].space, Names("abcd")
-    kernel, numbers, before = Kernel(Path("/run/netns") / space), {}, None
-    for _ in range(12):
-        taken = parse(some_description(chance))
-        numbers = assign(numbers, taken.ports)
-        rules = desire(Place(names, ip_address("10.255.0.1")), taken, numbers, assign({}, ["brq1", "brq2"])).rules
-        text = None if before is None else changes(before, rules)
-        kernel.nft(whole(rules) if text is None else text)
-        before, listed = rules, lab.machines["x2"].rules()
-        kernel.nft(whole(rules))
-        assert listed == lab.machines["x2"].rules()
-    for family in ("bridge", "inet"):
-        kernel.nft(gone(family, names.table))
-
-
-def some_description(chance: random.Random) -> dict[str, Any]:
-    groups = [f"group-number-{number}" for number in range(3)]
-    ports = {f"{number}-port-number": {
-        "network": "network-1", "mac": f"fa:16:3e:00:00:{number:02x}", "security": chance.random() > 0.2,
-        "addresses": [{"address": f"10.0.0.{number}"}, {"address": f"2001:db8::{number}"}],
-        "groups": chance.sample(groups, 2),
-        "allowed_pairs": [{"ip_address": f"10.0.{number}.0/24", "mac_address": None}][:chance.randrange(2)]}
-        for number in chance.sample(range(1, 20), 6)}
-    network = {"vni": 1, "mtu": 1450, "peers": ["10.255.0.2"][:chance.randrange(2)]}
-    return {"revision": 1, "networks": {"network-1": network}, "ports": ports, "groups": {group: {
-        "members": [f"10.0.0.{number}" for number in chance.sample(range(1, 20), 4)]
-        + ["10.0.9.0/24"][:chance.randrange(2)],
-        "rules": [rule(chance.choice(["ingress", "egress"]), protocol="tcp", port_min=chance.randrange(1, 9),
-                       port_max=9, remote_group=chance.choice([None, *groups])) for _ in range(chance.randrange(4))]}
-        for group in groups}}
-
-
-def test_clean_leaves_nothing(lab: Lab) -> None:
-    network, machine = lab.network(), lab.machines["x2"]
-    outside = lab.network("172.24.4.0/24", external=True)
-    lab.guest(network, "10.0.0.5", host="x2")
-    lab.routers["11111111-0000-0000-0000-000000000000"] = ("x2", {
-        "external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1"},
-        "interfaces": [{"port": "r1", "network": network, "mac": mac(), "address": "10.0.0.1/24"}]})
-    lab.tell()
-    assert f"kn-{machine.tag()}-router" in run("ip", "netns").stdout
-    machine.stop()
-    machine.clean()
-    machine.clean()
-    links = run("ip", "-o", "link", space=machine.space).stdout
-    assert [line.split(": ")[1].split("@")[0] for line in links.splitlines()
-            if ": tap" not in line] == ["lo", "eth0"]
-    assert machine.rules() == []
-    assert f"kn-{machine.tag()}" not in run("ip", "netns").stdout
-    assert not Path(f"/run/kn-{machine.tag()}").exists()
-    assert run("busybox", "pgrep", "-f", f"kn-{machine.tag()}", check=False).stdout == ""
-    assert [path.name for path in (machine.folder / "state").iterdir()] == []
-    machine.start()
-    lab.tell()

@@ -228,7 +228,7 @@ def test_a_port_without_groups_gets_nothing_and_one_without_security_everything(
 
 def test_flows_are_judged_anew_when_what_judges_them_differs() -> None:
     def stamp(tree: dict[str, Any]) -> str:
-        return desired(tree).rules[1].chains["entering"][-1]
+        return desired(tree).rules[1].chains["stamp"][0]
 
     other = told()
     other["groups"][GROUP]["rules"].pop()

@@ -8,6 +8,7 @@ network namespace. Secrets come from files, never from arguments, which every us
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
 import signal
@@ -34,11 +35,17 @@ def main() -> None:
                         format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("keystoneauth", "urllib3"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     kernel, names = Kernel(options.netns), Names.of(options.state)
-    if options.command == "clean":
-        left = clean(names, kernel, options.state)
-        raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
-    _serve(options, kernel, names)
+    with (options.state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"A host part runs with {options.state}: stop it first.") from None
+        if options.command == "clean":
+            left = clean(names, kernel, options.state)
+            raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
+        _serve(options, kernel, names)
 
 
 def _serve(options: argparse.Namespace, kernel: Kernel, names: Names) -> None:

@@ -12,6 +12,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dc
 ICMP, ICMP6 = 1, 58
 PORTED = (6, 17, 33, 132, 136)
 PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
+REMEMBERED = 65536      # a description differs little from the last one
 HIGHEST_VNI, HIGHEST_MTU, LOWEST_MTU = 2**24 - 1, 65535, 68
 
 
@@ -208,14 +210,17 @@ def _plain(value: Any) -> str:
     return value
 
 
+@lru_cache(REMEMBERED)
 def _address(value: Any) -> Address:
     return ipaddress.ip_address(_plain(value))
 
 
+@lru_cache(REMEMBERED)
 def _interface(value: Any) -> Interface:
     return ipaddress.ip_interface(_plain(value))
 
 
+@lru_cache(REMEMBERED)
 def _prefix(value: Any) -> Prefix:
     return ipaddress.ip_network(_plain(value), strict=False)
 

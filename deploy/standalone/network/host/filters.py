@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_network
+from typing import NamedTuple
 
 from deploy.standalone.network.host.description import ICMP, ICMP6, Address, Group, Port, Prefix, Rule
 from deploy.standalone.network.host.names import digest, tap
@@ -25,6 +27,7 @@ from deploy.standalone.network.host.nft import Set, Table, read_chains
 FREE = 0xFFFF
 #: Stands in the text for its own hash.
 GENERATION = "@generation@"
+REMEMBERED = 65536
 DIRECTIONS = ("egress", "ingress")
 Content = tuple[dict[str, Set], dict[str, tuple[str, ...]]]
 ONE_RECEIVER = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
@@ -121,6 +124,12 @@ INET = """\
     jump always
     ct direction original meta mark vmap @ingress
     ct direction reply meta mark vmap @egress
+    goto stamp
+  }}
+  chain stamped {{
+    ct mark {stamp} accept
+  }}
+  chain stamp {{
     ct mark set {stamp}
   }}
   chain always {{
@@ -131,7 +140,7 @@ INET = """\
     udp sport 546 udp dport 547 accept
     udp sport 547 udp dport 546 accept
     ct state invalid drop
-    ct mark {stamp} {one} accept
+    {one} jump stamped
     ct direction reply meta l4proto {{ icmp, icmpv6 }} ct mark != 0 accept
   }}
   chain input {{
@@ -177,6 +186,16 @@ class Traffic:
     gateways: tuple[str, ...] = ()
 
 
+class Source(NamedTuple):
+    """What a device may send from. The texts are as nft has them in sets."""
+
+    device: str
+    mac: str
+    prefix: Prefix
+    device_mac: str
+    address: str
+
+
 def ruleset(table: str, traffic: Traffic) -> tuple[Table, Table]:
     """Both tables."""
     bridge = Table("bridge", table, *_bridge(traffic))
@@ -187,6 +206,7 @@ def ruleset(table: str, traffic: Traffic) -> tuple[Table, Table]:
     return bridge, Table("inet", table, sets, stamped)
 
 
+@lru_cache(REMEMBERED)
 def link_local(mac: str) -> IPv6Address:
     """The address that a guest gives itself from its MAC."""
     octets = bytes.fromhex(mac.replace(":", ""))
@@ -196,9 +216,9 @@ def link_local(mac: str) -> IPv6Address:
 
 def _bridge(traffic: Traffic) -> Content:
     ports, members = traffic.ports, traffic.members
-    own = [(tap(port.id), mac, prefix) for port in ports for prefix, mac in _own(port)]
-    single = [item for item in own if item[2].prefixlen == item[2].max_prefixlen]
-    wide = [item for item in own if item[2].prefixlen != item[2].max_prefixlen]
+    own = [source for port in ports for source in _own(port)]
+    single = [source for source in own if source.prefix.prefixlen == source.prefix.max_prefixlen]
+    wide = [source for source in own if source.prefix.prefixlen != source.prefix.max_prefixlen]
     guests = [tap(port.id) for port in ports]
     devices = [member.device for member in members]
     numbers = {tap(port.id): traffic.numbers[port.id] if port.security else FREE for port in ports}
@@ -208,25 +228,25 @@ def _bridge(traffic: Traffic) -> Content:
         "unguarded": _devices(tap(port.id) for port in ports if not port.security),
         "dhcp": _devices(member.device for member in members if member.kind == "dhcp"),
         "served": _devices(member.device for member in members if member.kind == "tunnel"),
-        "macs": _set("ifname . ether_addr", (f'"{device}" . {mac}' for device, mac, _ in own)),
+        "macs": _set("ifname . ether_addr", (source.device_mac for source in own)),
         **{f"own{version}": _set(f"ifname . ether_addr . ipv{version}_addr", (
-            f'"{device}" . {mac} . {prefix.network_address}' for device, mac, prefix in single
-            if prefix.version == version)) for version in (4, 6)},
+            f"{source.device_mac} . {source.address}" for source in single
+            if source.prefix.version == version)) for version in (4, 6)},
         "adverts": Set("set", "typeof iifname . @th,64,128", {
-            f'"{device}" . {int(prefix.network_address):#x}': ""
-            for device, _, prefix in single if prefix.version == 6}),
+            f'"{source.device}" . {int(source.prefix.network_address):#x}': ""
+            for source in single if source.prefix.version == 6}),
         "numbers": Set("map", "type ifname : mark", {
             f'"{device}"': f"{mark:#010x}" for device, mark in {**numbers, **dict.fromkeys(devices, FREE)}.items()})}
     return sets, read_chains(BRIDGE.format(
         one=ONE_RECEIVER,
         pairs_arp=_lines(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
-                         for device, mac, prefix in wide if prefix.version == 4),
+                         for device, mac, prefix, *_ in wide if prefix.version == 4),
         pairs_4=_lines(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'
-                       for device, mac, prefix in wide if prefix.version == 4),
+                       for device, mac, prefix, *_ in wide if prefix.version == 4),
         pairs_6=_lines(f'iifname "{device}" ether saddr {mac} ip6 saddr {prefix} return'
-                       for device, mac, prefix in wide if prefix.version == 6),
+                       for device, mac, prefix, *_ in wide if prefix.version == 6),
         adverts=_lines(f'iifname "{device}" {_target(prefix)}return'
-                       for device, mac, prefix in wide if prefix.version == 6)))
+                       for device, mac, prefix, *_ in wide if prefix.version == 6)))
 
 
 def _inet(traffic: Traffic) -> Content:
@@ -251,12 +271,14 @@ def _inet(traffic: Traffic) -> Content:
         one=ONE_RECEIVER, stamp=GENERATION, underlay=_underlay(traffic), masquerade=_masquerade(traffic)))}
 
 
-def _own(port: Port) -> list[tuple[Prefix, str]]:
+@lru_cache(REMEMBERED)
+def _own(port: Port) -> tuple[Source, ...]:
     """What a guest may send from: its own, and the pairs it was allowed."""
-    from ipaddress import ip_network
-    own = [(ip_network(str(address)), port.mac) for address in port.addresses]
     macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
-    return list(dict.fromkeys([*own, *port.pairs, *((ip_network(str(link_local(mac))), mac) for mac in macs)]))
+    own = [(ip_network(address), port.mac) for address in port.addresses]
+    own += [*port.pairs, *((ip_network(link_local(mac)), mac) for mac in macs)]
+    return tuple(Source(tap(port.id), mac, prefix, f'"{tap(port.id)}" . {mac}', str(prefix.network_address))
+                 for prefix, mac in dict.fromkeys(own))
 
 
 def _target(prefix: Prefix) -> str:

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network, identity and metadata services as a host part of the network sees them, played over HTTP.
+
+What the lab tells each host is in ``told``; what came back is in ``acknowledged`` and ``asked_metadata``.
+"""
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Service:
+    """All that the host parts talk to."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.told: dict[str, dict[str, Any]] = {}
+        self.acknowledged: dict[str, dict[str, Any]] = {}
+        self.asked_metadata: list[tuple[str, str, dict[str, str], bytes]] = []
+        lab = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                lab.get(self)
+
+            def do_POST(self) -> None:
+                lab.post(self)
+
+            def do_PUT(self) -> None:
+                lab.put(self)
+
+            def log_message(self, *what: Any) -> None:
+                """Quiet."""
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A host part that is killed breaks off: that is what happens here."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def get(self, request: BaseHTTPRequestHandler) -> None:
+        if "/kilonova/hosts/" not in request.path:
+            return self._metadata(request, b"")
+        host = request.path.split("/")[5 - 1]
+        query = dict(pair.split("=") for pair in request.path.split("?")[1].split("&"))
+        with self.changed:
+            self.changed.wait_for(lambda: self.told.get(host, {"revision": 0})["revision"] > int(query["seen"]),
+                                  min(float(query["wait"]), 2))
+            told = self.told.get(host, {"revision": 0})
+        if told["revision"] > int(query["seen"]):
+            return self._answer(request, 200, json.dumps(told).encode())
+        return self._answer(request, 304, b"")
+
+    def post(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        if not request.path.endswith("/auth/tokens"):
+            return self._metadata(request, body)
+        token = {"token": {"methods": ["password"], "expires_at": "2999-01-01T00:00:00.000000Z", "catalog": [],
+                           "issued_at": "2026-01-01T00:00:00.000000Z", "user": {"id": "k", "name": "kilonova",
+                           "domain": {"id": "default", "name": "Default"}}, "audit_ids": ["x"]}}
+        return self._answer(request, 201, json.dumps(token).encode(), {"X-Subject-Token": "token"})
+
+    def put(self, request: BaseHTTPRequestHandler) -> None:
+        said = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        with self.changed:
+            self.acknowledged[request.path.split("/")[4]] = said
+            self.changed.notify_all()
+        self._answer(request, 204, b"")
+
+    def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.asked_metadata.append((request.command, request.path, dict(request.headers.items()), body))
+        self._answer(request, 200, b"metadata of " + request.headers.get("X-Instance-ID", "nobody").encode())
+
+    def _answer(self, request: BaseHTTPRequestHandler, status: int, body: bytes,
+                headers: dict[str, str] | None = None) -> None:
+        request.send_response(status)
+        for name, value in ({} if headers is None else headers).items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)

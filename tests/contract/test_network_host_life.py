@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network's host part through its life: killed, without its service, after sabotage, and cleaned away."""
+from __future__ import annotations
+
+import random
+import signal
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.standalone.network.host.description import parse
+from deploy.standalone.network.host.desired import Place, desire
+from deploy.standalone.network.host.kernel import Kernel
+from deploy.standalone.network.host.ledger import assign
+from deploy.standalone.network.host.names import Names
+from deploy.standalone.network.host.nft import changes, gone, whole
+from tests.contract.network_lab import Lab, await_true, mac, rule, run
+
+
+def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x1"]
+    guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
+    for one in (guest, other):
+        assert one.dhcp()
+    rules = machine.rules()
+    machine.stop(signal.SIGKILL)
+    assert guest.pings("10.0.0.6")
+    assert other.dhcp()
+    run("nft", "delete", "table", "bridge", f"kn_{machine.tag()}", space=machine.space)
+    machine.start()
+    await_true(lambda: machine.rules() == rules, "other rules after a kill")
+    for pause in ("0.35", "0.45", "0.55"):
+        machine.stop(signal.SIGKILL)
+        second = lab.network()
+        port = lab.ports[guest.port][1]
+        lab.ports["22222222-0000-0000-0000-000000000000"] = ("x1", port | {"network": second})
+        lab.tell(wait=False)
+        machine.start()
+        run("sleep", pause)
+        del lab.ports["22222222-0000-0000-0000-000000000000"], lab.networks[second]
+        machine.stop(signal.SIGKILL)
+        lab.tell(wait=False)
+    machine.start()
+    lab.await_acknowledged()
+    assert len(machine.rules()) == len(rules)
+    assert [word for word in machine.rules() if "0x" not in word] == [word for word in rules if "0x" not in word]
+    assert guest.pings("10.0.0.6")
+    assert other.dhcp()
+
+
+def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x1"]
+    guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
+    guest.dhcp()
+    other.take_address()
+    rules, tag = machine.rules(), machine.tag()
+    machine.stop()
+    assert guest.pings("10.0.0.6")                      # SIGTERM leaves guests alone
+    run("nft", "flush", "ruleset", space=machine.space)
+    run("ip", "netns", "del", f"kn-{tag}-net-{network}")
+    machine.start(url="http://127.0.0.1:9")
+    await_true(lambda: machine.rules() == rules, "no rules without the service")
+    await_true(lambda: "ip=10.0.0.5" in guest.dhcp(), "no DHCP without the service")
+    machine.stop()
+    machine.start()
+    lab.tell()
+    pid = int(Path(f"/run/kn-{tag}/{network}.pid").read_text())
+    run("kill", str(pid))
+    run("nft", "delete", "rule", "bridge", f"kn_{tag}", "guest_ip4", "handle", handle(machine.space, f"kn_{tag}"),
+        space=machine.space)
+    run("ip", "link", "set", f"brq{network[:11]}", "down", space=machine.space)
+    await_true(lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair")
+
+
+def handle(space: str, table: str) -> str:
+    """Of the rule that checks a guest's IPv4 addresses."""
+    listed = run("nft", "-a", "list", "chain", "bridge", table, "guest_ip4", space=space).stdout
+    return next(line for line in listed.splitlines() if "@own4" in line).split("handle ")[1]
+
+
+def test_changes_end_where_the_whole_would(lab: Lab) -> None:
+    """A walk through random descriptions, each step as changes; the kernel lists what the whole would give."""
+    chance, space, names = random.Random(4), lab.machines["x2"].space, Names("abcd")
+    kernel, numbers, before = Kernel(Path("/run/netns") / space), {}, None
+    for _ in range(12):
+        taken = parse(some_description(chance))
+        numbers = assign(numbers, taken.ports)
+        rules = desire(Place(names, ip_address("10.255.0.1")), taken, numbers, assign({}, ["brq1", "brq2"])).rules
+        text = None if before is None else changes(before, rules)
+        kernel.nft(whole(rules) if text is None else text)
+        before, listed = rules, lab.machines["x2"].rules()
+        kernel.nft(whole(rules))
+        assert listed == lab.machines["x2"].rules()
+    for family in ("bridge", "inet"):
+        kernel.nft(gone(family, names.table))
+
+
+def some_description(chance: random.Random) -> dict[str, Any]:
+    groups = [f"group-number-{number}" for number in range(3)]
+    ports = {f"{number}-port-number": {
+        "network": "network-1", "mac": f"fa:16:3e:00:00:{number:02x}", "security": chance.random() > 0.2,
+        "addresses": [{"address": f"10.0.0.{number}"}, {"address": f"2001:db8::{number}"}],
+        "groups": chance.sample(groups, 2),
+        "allowed_pairs": [{"ip_address": f"10.0.{number}.0/24", "mac_address": None}][:chance.randrange(2)]}
+        for number in chance.sample(range(1, 20), 6)}
+    network = {"vni": 1, "mtu": 1450, "peers": ["10.255.0.2"][:chance.randrange(2)]}
+    return {"revision": 1, "networks": {"network-1": network}, "ports": ports, "groups": {group: {
+        "members": [f"10.0.0.{number}" for number in chance.sample(range(1, 20), 4)]
+        + ["10.0.9.0/24"][:chance.randrange(2)],
+        "rules": [rule(chance.choice(["ingress", "egress"]), protocol="tcp", port_min=chance.randrange(1, 9),
+                       port_max=9, remote_group=chance.choice([None, *groups])) for _ in range(chance.randrange(4))]}
+        for group in groups}}
+
+
+def test_clean_leaves_nothing(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x2"]
+    outside = lab.network("172.24.4.0/24", external=True)
+    lab.guest(network, "10.0.0.5", host="x2")
+    lab.routers["11111111-0000-0000-0000-000000000000"] = ("x2", {
+        "external": {"network": outside, "mac": mac(), "addresses": ["172.24.4.5/24"], "gateway": "172.24.4.1"},
+        "interfaces": [{"port": "r1", "network": network, "mac": mac(), "address": "10.0.0.1/24"}]})
+    lab.tell()
+    assert f"kn-{machine.tag()}-router" in run("ip", "netns").stdout
+    with pytest.raises(AssertionError, match="stop it first"):
+        machine.clean()
+    machine.stop()
+    machine.clean()
+    machine.clean()
+    links = run("ip", "-o", "link", space=machine.space).stdout
+    assert [line.split(": ")[1].split("@")[0] for line in links.splitlines()
+            if ": tap" not in line] == ["lo", "eth0"]
+    assert machine.rules() == []
+    assert f"kn-{machine.tag()}" not in run("ip", "netns").stdout
+    assert not Path(f"/run/kn-{machine.tag()}").exists()
+    assert run("busybox", "pgrep", "-f", f"kn-{machine.tag()}", check=False).stdout == ""
+    assert [path.name for path in (machine.folder / "state").iterdir()] == ["lock"]
+    machine.start()
+    lab.tell()
