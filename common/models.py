@@ -50,7 +50,8 @@ class Interface:
     """A network interface of a server: a port of the network service as it was last described.
 
     label: the network's name. addresses: dicts with address, version (4 or 6), prefix (length), subnet, gateway,
-    dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of addresses). device and bridge: what the
+    dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of addresses), and ipv6_mode (slaac …) where
+    the subnet has one. device and bridge: what the
     host calls the interface and what it is plugged into. own: made by Kilonova, so deleted with the server; else
     only unbound. active: wired, as far as the network service says.
     """

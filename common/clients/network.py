@@ -55,11 +55,12 @@ def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str,
 def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JSON:
     address = fixed["ip_address"]
     version = ipaddress.ip_address(address).version
+    mode = {"ipv6_mode": subnet["ipv6_address_mode"]} if subnet.get("ipv6_address_mode") else {}
     cidr = subnet.get("cidr") or f"{address}/{32 if version == 4 else 128}"
     return {"address": address, "version": version, "prefix": ipaddress.ip_network(cidr, strict=False).prefixlen,
             "subnet": fixed["subnet_id"], "gateway": subnet.get("gateway_ip"),
             "dns": subnet.get("dns_nameservers") or [], "routes": subnet.get("host_routes") or [],
-            "dhcp": bool(subnet.get("enable_dhcp")), "floating": floating.get(address, [])}
+            "dhcp": bool(subnet.get("enable_dhcp")), "floating": floating.get(address, []), **mode}
 
 
 @dataclass

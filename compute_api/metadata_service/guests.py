@@ -47,7 +47,8 @@ class Guests:
             NotFound: there is no such server in that project, or the address is not one of its interfaces'.
         """
         until, guest = self._known.get(asker.server, (0.0, None))
-        if guest is None or self._monotonic() >= until:
+        # An address that is not known may be of an interface that was attached a moment ago.
+        if guest is None or self._monotonic() >= until or asker.address not in guest.addresses:
             guest = self._read(asker.server)
         if guest.project != asker.project:
             raise errors.NotFound("The server belongs to another project.")

@@ -191,6 +191,15 @@ def test_one_statement_until_it_is_forgotten(service: Service) -> None:
     assert service.statements == 1
 
 
+def test_an_interface_that_was_just_attached_is_known_at_once(service: Service) -> None:
+    assert service.ask("/").status_code == 200
+    assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 404
+    port = Interface("port2", addresses=[{"address": OTHERS, "version": 4, "prefix": 24}])
+    service.cloud.change(schema.servers, schema.servers.c.id == service.server, interfaces=[to_wire(port)])
+    assert service.ask("/", X_Forwarded_For=OTHERS).status_code == 200
+    assert service.ask("/", X_Forwarded_For=ADDRESS).status_code == 404
+
+
 def test_every_request_reads_when_nothing_is_remembered(make: Callable[..., Service]) -> None:
     service = make(seconds=0)
     service.statements = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common.clients.network import interface_of
 from common.instance_data import EC2_VERSIONS, VERSIONS, InstanceData, find, guest_spec, network_data, text
 from common.models import Flavor, GuestSpec, ImageRef, Interface
 from common.wire import to_wire
@@ -119,6 +120,18 @@ def test_network_data_of_addresses_that_the_guest_leases() -> None:
                               "ethernet_mac_address": "fa:16:3e:00:00:01"}]
     assert [(one["id"], one["type"], one.get("ip_address")) for one in told["networks"]] == [
         ("network0", "ipv4_dhcp", None), ("network1", "ipv6_dhcp", None), ("network2", "ipv6_slaac", "fd00::5")]
+
+
+@pytest.mark.parametrize(("subnet", "kind"), [
+    ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": "slaac"}, "ipv6_slaac"),
+    ({"cidr": "fd00::/64", "enable_dhcp": True, "ipv6_address_mode": None}, "ipv6_dhcp"),
+    ({"cidr": "fd00::/64", "enable_dhcp": False}, "ipv6"), ({}, "ipv6")])
+def test_network_data_of_a_port_as_the_network_service_tells_it(subnet: dict[str, Any], kind: str) -> None:
+    port = {"id": "port1", "network_id": "net1", "mac_address": "fa:16:3e:00:00:01",
+            "fixed_ips": [{"subnet_id": "s6", "ip_address": "fd00::5"}]}
+    told = network_data([interface_of(port, {"net1": {"mtu": 1450}}, {"s6": subnet})])
+    assert [network["type"] for network in told["networks"]] == [kind]
+    assert told["links"][0]["mtu"] == 1450
 
 
 @pytest.mark.parametrize("interfaces", [[], [interface(1)], [interface(1, {**V4, "gateway": None, "dns": [],
