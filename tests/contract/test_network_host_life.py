@@ -60,6 +60,7 @@ def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -
     assert guest.pings("10.0.0.6")                      # SIGTERM leaves guests alone
     run("nft", "flush", "ruleset", space=machine.space)
     run("ip", "netns", "del", f"kn-{tag}-net-{network}")
+    Path(f"/run/kn-{tag}/{network}.pid").unlink()
     machine.start(url="http://127.0.0.1:9")
     await_true(lambda: machine.rules() == rules, "no rules without the service")
     await_true(lambda: "ip=10.0.0.5" in guest.dhcp(), "no DHCP without the service")
@@ -72,6 +73,27 @@ def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -
         space=machine.space)
     run("ip", "link", "set", f"brq{network[:11]}", "down", space=machine.space)
     await_true(lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair")
+
+
+def test_what_fails_is_named_and_costs_only_itself(lab: Lab) -> None:
+    good, bad = lab.network(), lab.network("10.1.0.0/24")
+    guest = lab.guest(good, "10.0.0.5")
+    host = lab.machines["x1"]
+    run("ip", "link", "add", "theirs", "type", "vxlan", "id", str(lab.networks[bad]["vni"]), "local", host.address,
+        "dstport", "4789", space=host.space)             # another cloud has this number
+    port = lab.ports[guest.port][1] | {"network": bad, "addresses": [{"address": "10.1.0.5"}]}
+    for number, name in enumerate(lab.machines):
+        lab.ports[f"a-bad-port-{number}"] = (name, port | {"mac": mac()})
+    lab.ports["a-worse-port"] = ("x1", port | {"mac": "no mac"})
+    lab.guest(good, "10.0.0.6").take_address()
+    failed = lab.service.acknowledged["x1"]["failed"]
+    assert set(failed) == {"a-bad-port-0", "a-worse-port"}
+    assert "already exists" in failed["a-bad-port-0"]
+    assert "no mac" in failed["a-worse-port"]
+    assert guest.dhcp()
+    assert guest.pings("10.0.0.6")
+    run("ip", "link", "del", "theirs", space=host.space)
+    await_true(lambda: set(lab.service.acknowledged["x1"]["failed"]) == {"a-worse-port"}, "not tried again")
 
 
 def handle(space: str, table: str) -> str:

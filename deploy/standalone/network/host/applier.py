@@ -74,6 +74,10 @@ class Applier:
                 self._ledger.keep()
                 self.kernel.sysctl(name, "1")
                 LOG.info("%s is 1 now, was %s", name, before)
+        for family in ("ip", "ip6"):
+            if "policy drop" in self.kernel.listed(f"chain {family} filter FORWARD"):
+                LOG.warning("this machine's own firewall drops what is forwarded (chain FORWARD of %s filter): guests "
+                            "reach nobody until it accepts packets of the bridges brq*", family)
 
     def clean(self) -> list[str]:
         """Remove everything that was ever made here; what could not be is in the answer."""
@@ -123,7 +127,7 @@ class Applier:
         return True
 
     def _list(self) -> tuple[str, ...]:
-        return tuple(self.kernel.has_rules(self._names.table, family) for family in ("bridge", "inet"))
+        return tuple(self.kernel.listed(f"table {family} {self._names.table}") for family in ("bridge", "inet"))
 
     def _differs(self, space: Space) -> bool:
         return self._done.get(space.name) != _without_ports(space)

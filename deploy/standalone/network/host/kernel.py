@@ -98,10 +98,10 @@ class Kernel:
         """Apply a text in one transaction. Raises Failed."""
         self.run("nft", "-f", "-", text=rules, space=space)
 
-    def has_rules(self, table: str, family: str, space: str | None = None) -> str:
-        """The table's rules as the kernel lists them, without what is in its sets; "" when it is not there."""
+    def listed(self, what: str) -> str:
+        """A table's or chain's rules as the kernel lists them, without what is in sets; "" when it is not there."""
         try:
-            return self.run("nft", "-t", "list", "table", family, table, space=space)
+            return self.run("nft", "-t", "list", *what.split())
         except Failed:
             return ""
 

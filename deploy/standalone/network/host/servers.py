@@ -30,7 +30,8 @@ class Servers:
 
     def ensure(self, space: str, wanted: Dnsmasq) -> list[str]:
         """What had to be done so that it runs and knows all ports. Raises Failed, OSError."""
-        self._folder.mkdir(mode=0o755, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
+        self._folder.chmod(0o755)
         state = (wanted.hosts, wanted.names, wanted.options)
         pid = self._running(wanted.network, wanted.version, space)
         stale = self._has_stale_lease(wanted)
@@ -68,17 +69,17 @@ class Servers:
 
     def clear(self) -> None:
         """Remove all, and the folder."""
-        for network in self.networks():
+        for network in self.networks() | set(self._processes()):
             self.remove(network)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, network: str) -> None:
-        """End the process. Raises Failed when it does not."""
-        pid = self._pid(network)
+        """End the process, even one whose files were lost. Raises Failed when it does not."""
+        pid = self._processes().get(network)
         deadline = time.monotonic() + LONGEST_STOP
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
-        while pid is not None and self._pid(network) == pid:
+        while pid is not None and self._is_of(pid, network):
             if time.monotonic() > deadline:
                 raise Failed(f"dnsmasq {pid} of network {network} does not end")
             time.sleep(0.002)
@@ -87,10 +88,19 @@ class Servers:
         """Of the process that runs, checked: numbers are used again."""
         try:
             pid = int(self._path(network, "pid").read_text())
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
-        return pid if f"--pid-file={self._path(network, 'pid')}".encode() in words else None
+        return pid if self._is_of(pid, network) else None
+
+    def _is_of(self, pid: int, network: str) -> bool:
+        return f"--pid-file={self._path(network, 'pid')}".encode() in _words(pid)
+
+    def _processes(self) -> dict[str, int]:
+        """All that run, network -> pid, found without their files."""
+        start = f"--pid-file={self._folder}/".encode()
+        found = {word[len(start):].decode(): int(path.name) for path in Path("/proc").glob("[0-9]*")
+                 for word in _words(int(path.name)) if word.startswith(start)}
+        return {name.removesuffix(".pid"): pid for name, pid in found.items()}
 
     def _running(self, network: str, version: str, space: str) -> int | None:
         """Its pid when it was started with this configuration and is in the namespace that has the name now."""
@@ -98,12 +108,11 @@ class Servers:
         if pid is None:
             return None
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             there = os.stat(f"/proc/{pid}/ns/net").st_ino
         except (FileNotFoundError, ProcessLookupError):
             return None
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
-        return pid if config.encode() in words and there == os.stat(SPACES / space).st_ino else None
+        return pid if config.encode() in _words(pid) and there == os.stat(SPACES / space).st_ino else None
 
     def _leases(self, network: str) -> list[str]:
         try:
@@ -128,6 +137,14 @@ class Servers:
         part.write_text(text)
         part.chmod(0o644)
         part.replace(path)
+
+
+def _words(pid: int) -> list[bytes]:
+    """A process's command line; none when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _is_stale(line: str, owners: dict[str, str]) -> bool:

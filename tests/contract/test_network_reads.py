@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API reads of a network service: one suite for the one in memory, which the API's tests use, and for our
+client over HTTP with the standalone service behind it."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import pytest
+import requests
+
+from common import errors, ids
+from common.clients.network import Client
+from compute_api.dependencies import Networks
+from deploy.standalone.database import Database
+from deploy.standalone.network import app, schema
+from deploy.standalone.network.fabric import Fabric, Settings
+from tests.api import networks as in_memory
+
+MINE, OTHER = "m" * 32, "o" * 32
+#: token -> project and role
+TOKENS = {"mine": (MINE, "member"), "other": (OTHER, "member"), "admin": ("a" * 32, "admin")}
+
+
+class Rig(Protocol):
+    """A network service and how things are put into it."""
+
+    client: Networks
+
+    def add_network(self, name: str, project_id: str, cidr: str | None = "10.0.0.0/24", *, shared: bool = False,
+                    external: bool = False) -> str: ...
+
+    def add_port(self, network_id: str, project_id: str, address: str | None = None, **more: Any) -> str: ...
+
+    def add_group(self, name: str, project_id: str) -> str: ...
+
+    def set_limit(self, project_id: str, ports: int) -> None: ...
+
+
+class Memory(in_memory.Networks):
+    """The one in memory is its own client."""
+
+    def __init__(self) -> None:
+        super().__init__({token: None if role == "admin" else project for token, (project, role) in TOKENS.items()})
+        self.client: Networks = self
+
+    def set_limit(self, project_id: str, ports: int) -> None:
+        self.limit = ports
+
+
+class Quiet(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Called for each request."""
+
+
+class Standalone:
+    """The standalone service behind a real port, with callers from a table instead of an identity service."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = Database(folder / "network.db", schema.METADATA)
+        inner = app.build(Fabric(self._database, Settings(has_hosts=False)))
+
+        def callers(environ: dict[str, Any], start_response: Any) -> Any:
+            project, role = TOKENS[environ["HTTP_X_AUTH_TOKEN"]]
+            return inner({**environ, "HTTP_X_IDENTITY_STATUS": "Confirmed", "HTTP_X_PROJECT_ID": project,
+                          "HTTP_X_ROLES": role}, start_response)
+        self._server = make_server("127.0.0.1", 0, callers, handler_class=Quiet)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self._url = f"http://127.0.0.1:{self._server.server_port}"
+        self.client: Networks = Client(self._url + "/")
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._database.close()
+
+    def _put(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+        answer = requests.request(method, f"{self._url}/v2.0{path}", json=body, headers={"X-Auth-Token": "admin"},
+                                  timeout=10)
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    def add_network(self, name: str, project_id: str, cidr: str | None = "10.0.0.0/24", *, shared: bool = False,
+                    external: bool = False) -> str:
+        made = self._put("POST", "/networks", {"network": {"name": name, "project_id": project_id, "shared": shared,
+                                                           "router:external": external}})["network"]["id"]
+        if cidr:
+            self._put("POST", "/subnets", {"subnet": {"network_id": made, "project_id": project_id, "cidr": cidr,
+                                                      "ip_version": 6 if ":" in cidr else 4}})
+        return str(made)
+
+    def add_port(self, network_id: str, project_id: str, address: str | None = None, **more: Any) -> str:
+        fixed = {} if address is None else {"fixed_ips": [{"ip_address": address}] if address else []}
+        return str(self._put("POST", "/ports", {"port": {
+            "network_id": network_id, "project_id": project_id, **fixed, **more}})["port"]["id"])
+
+    def add_group(self, name: str, project_id: str) -> str:
+        return str(self._put("POST", "/security-groups", {"security_group": {
+            "name": name, "project_id": project_id}})["security_group"]["id"])
+
+    def set_limit(self, project_id: str, ports: int) -> None:
+        self._put("PUT", f"/quotas/{project_id}", {"quota": {"port": ports}})
+
+
+@pytest.fixture(params=["memory", "standalone"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    if request.param == "memory":
+        yield Memory()
+        return
+    made = Standalone(tmp_path)
+    yield made
+    made.close()
+
+
+def names(found: list[dict[str, Any]]) -> list[str]:
+    return sorted(one["name"] for one in found)
+
+
+def test_networks_that_a_project_may_use(rig: Rig) -> None:
+    red, bare = rig.add_network("red", MINE), rig.add_network("bare", MINE, None)
+    shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
+    foreign, public = rig.add_network("foreign", OTHER), rig.add_network("public", OTHER, external=True)
+    assert rig.client.has_service()
+    assert names(rig.client.networks("mine", MINE)) == ["bare", "red", "shared"]
+    found = {one["id"]: one for one in rig.client.networks("mine", MINE, [red, bare, shared, foreign, public])}
+    assert set(found) == {red, bare, shared, public}
+    assert found[public]["router:external"] is True
+    assert [len(found[one]["subnets"]) for one in (red, bare)] == [1, 0]
+    assert [found[one]["shared"] for one in (red, shared, public)] == [False, True, False]
+    assert rig.client.networks("mine", MINE, [ids.new()]) == []
+    assert names(rig.client.networks("admin", MINE, [foreign])) == ["foreign"]
+
+
+def test_subnets_of_networks(rig: Rig) -> None:
+    red, blue = rig.add_network("red", MINE), rig.add_network("blue", MINE, "fd00::/64")
+    found = rig.client.subnets("mine", [red, blue])
+    assert sorted((one["network_id"], one["cidr"]) for one in found) == sorted([(red, "10.0.0.0/24"),
+                                                                               (blue, "fd00::/64")])
+    assert rig.client.subnets("mine", []) == []
+
+
+def test_ports_by_what_they_have(rig: Rig) -> None:
+    red, server = rig.add_network("red", MINE), ids.new()
+    free = rig.add_port(red, MINE, "10.0.0.9")
+    used = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
+    theirs = rig.add_port(red, OTHER, "10.0.0.11", device_id=server)
+    port = rig.client.port("mine", free)
+    assert (port["id"], port["network_id"], port["device_id"], port["project_id"]) == (free, red, "", MINE)
+    assert [one["ip_address"] for one in port["fixed_ips"]] == ["10.0.0.9"]
+    assert port["mac_address"]
+    assert [one["id"] for one in rig.client.ports("mine", device_id=server)] == [used]
+    assert sorted(one["id"] for one in rig.client.ports("admin", device_id=server)) == sorted([used, theirs])
+    there = rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.10")
+    assert [one["device_id"] for one in there] == [server]
+    assert rig.client.ports("mine", network_id=red, fixed_ips="ip_address=10.0.0.99") == []
+    for missing in (theirs, ids.new()):
+        with pytest.raises(errors.NotFound):
+            rig.client.port("mine", missing)
+
+
+def test_a_port_without_an_address(rig: Rig) -> None:
+    port = rig.add_port(rig.add_network("red", MINE), MINE, "")
+    assert rig.client.port("mine", port)["fixed_ips"] == []
+
+
+def test_security_groups_of_a_project(rig: Rig) -> None:
+    web, theirs = rig.add_group("web", MINE), rig.add_group("theirs", OTHER)
+    found = {one["id"]: one for one in rig.client.security_groups("mine", MINE)}
+    assert found[web] == {"id": web, "name": "web"}
+    assert theirs not in found
+    whole = {one["id"]: one for one in rig.client.security_groups("mine", MINE, whole=True)}[web]
+    assert {"id", "name", "description", "project_id", "security_group_rules"} <= set(whole)
+
+
+def test_ports_that_are_left(rig: Rig) -> None:
+    red = rig.add_network("red", MINE, None)
+    rig.set_limit(MINE, 3)
+    assert rig.client.ports_left("mine", MINE) == 3
+    rig.add_port(red, MINE, "")
+    assert rig.client.ports_left("mine", MINE) == 2
+    rig.set_limit(MINE, 0)
+    assert rig.client.ports_left("mine", MINE) == 0
+    rig.set_limit(MINE, -1)
+    assert rig.client.ports_left("mine", MINE) == -1
+
+
+def test_a_servers_interfaces_described_whole(rig: Rig) -> None:
+    red, server = rig.add_network("red", MINE), ids.new()
+    port = rig.add_port(red, MINE, "10.0.0.9", device_id=server, device_owner="compute:nova")
+    [found] = rig.client.interfaces("mine", server)
+    assert (found.port, found.network, found.label, found.own) == (port, red, "red", False)
+    [address] = found.addresses
+    assert (address["address"], address["version"], address["prefix"], address["gateway"], address["dhcp"],
+            address["floating"]) == ("10.0.0.9", 4, 24, "10.0.0.1", True, [])
+    assert rig.client.interfaces("mine", ids.new()) == []
