@@ -149,7 +149,7 @@ def orphans(live: Live) -> list[str]:
         used = set(re.findall(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b", links + rules))
         found += [f"host {number}: device or rule of {device}" for device in sorted(used - devices)]
         folder = Names.of(live.cloud.network_folder(number)).runtime
-        leases = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+        leases = "".join(path.read_text() for path in folder.glob("*.hosts"))
         found += [f"host {number}: lease of {mac}" for mac in sorted(set(
             re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", leases)) - macs)]
     return found

@@ -76,8 +76,8 @@ def test_rule_for_members_of_a_group_follows_its_members(cloud: Live, pair: Pair
         await_true(lambda: not far.reaches(near.fixed()), SOON, lambda: "near is still reached")
         network.delete_security_group_rule(rule)
     finally:
-        for port in ports.values():
-            network.update_port(port, security_groups=[default.id])
+        network.update_port(ports["far"], security_groups=[default.id])
+        network.update_port(ports["near"], security_groups=[default.id, mine.id])
     near.await_ssh(SOON)
 
 
