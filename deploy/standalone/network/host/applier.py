@@ -4,7 +4,7 @@
 Rules come first, so a frame never meets a bridge without them; what is no longer wanted goes last, while the rules
 still know its bridge. Each `apply` does only what differs from the last one that worked; ``full`` trusts nothing and
 reads everything (at the start, every 30 s, after a failure). A failure costs the network or router it belongs to:
-`apply` goes on and returns the reasons. Nothing here remembers what the kernel, the ledger or /proc can tell.
+`apply` goes on and returns the reasons. What it remembers only saves work: a restart without it ends in the same state.
 """
 from __future__ import annotations
 

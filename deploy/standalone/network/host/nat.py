@@ -22,7 +22,8 @@ def router_rules(router: Router) -> str:
         pairs = sorted(router.floating)
         if pairs:
             inward = ", ".join(f"{floating} : {fixed}" for floating, fixed in pairs)
-            outward = ", ".join(f"{fixed} : {floating}" for fixed, floating in {b: a for a, b in pairs}.items())
+            own = {fixed: floating for floating, fixed in pairs}      # one, where a guest has two
+            outward = ", ".join(f"{fixed} : {floating}" for fixed, floating in own.items())
             targets = ", ".join(str(floating) for floating, _ in pairs)
             before += [f'iifname != "out" ip daddr {{ {targets} }} meta mark set {TURNED}',
                        f"dnat ip to ip daddr map {{ {inward} }}"]

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from deploy.standalone.network.host.desired import Place, desire
 from deploy.standalone.network.host.kernel import Failed, Kernel
 from deploy.standalone.network.host.ledger import Ledger
 from deploy.standalone.network.host.metadata import Listeners
-from deploy.standalone.network.host.names import bridge
+from deploy.standalone.network.host.names import Names, bridge
 
 LOG = logging.getLogger("network.host")
+NOWHERE = IPv4Address(0)
 CHECK, AGAIN, WAIT, FIRST_PAUSE, LONGEST_PAUSE = 30.0, 2.0, 20.0, 0.2, 10.0      # seconds
 
 
@@ -159,11 +161,9 @@ class Loop:
                 self._heard.put(tree)
 
 
-def clean(place_names: Any, kernel: Kernel, folder: Path) -> list[str]:
+def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
     """Remove everything the host part with this state folder ever made; what could not be is in the answer."""
-    from ipaddress import ip_address
-    place = Place(place_names, ip_address("0.0.0.0"))
     try:
-        return Host(place, kernel, Ledger(folder), None).applier.clean()
-    except Failed as problem:
+        return Host(Place(names, NOWHERE), kernel, Ledger(folder), None).applier.clean()
+    except (Failed, OSError) as problem:
         return [str(problem)]
