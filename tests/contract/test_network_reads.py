@@ -3,6 +3,7 @@
 client over HTTP with the standalone service behind it."""
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,7 +55,7 @@ class Memory(in_memory.Networks):
 class Quiet(WSGIRequestHandler):
     """Logs nothing."""
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
         """Called for each request."""
 
 
@@ -67,8 +68,9 @@ class Standalone:
 
         def callers(environ: dict[str, Any], start_response: Any) -> Any:
             project, role = TOKENS[environ["HTTP_X_AUTH_TOKEN"]]
-            return inner({**environ, "HTTP_X_IDENTITY_STATUS": "Confirmed", "HTTP_X_PROJECT_ID": project,
-                          "HTTP_X_ROLES": role}, start_response)
+            body = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
+            return inner({**environ, "wsgi.input": body, "HTTP_X_IDENTITY_STATUS": "Confirmed",
+                          "HTTP_X_PROJECT_ID": project, "HTTP_X_ROLES": role}, start_response)
         self._server = make_server("127.0.0.1", 0, callers, handler_class=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
@@ -150,7 +152,8 @@ def test_ports_by_what_they_have(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
     free = rig.add_port(red, MINE, "10.0.0.9")
     used = rig.add_port(red, MINE, "10.0.0.10", device_id=server, device_owner="compute:nova")
-    theirs = rig.add_port(red, OTHER, "10.0.0.11", device_id=server)
+    shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
+    theirs = rig.add_port(shared, OTHER, "10.1.0.11", device_id=server)
     port = rig.client.port("mine", free)
     assert (port["id"], port["network_id"], port["device_id"], port["project_id"]) == (free, red, "", MINE)
     assert [one["ip_address"] for one in port["fixed_ips"]] == ["10.0.0.9"]
