@@ -85,7 +85,7 @@ class Connectivity:
         router = next(iter(service.routers(name=ROUTER)), None) or service.create_router(
             name=ROUTER, external_gateway_info={"network_id": public.id})
         if not list(service.ports(device_id=router.id, network_id=private.id)):
-            service.add_interface_to_router(router, subnet_id=inside.id)
+            service.add_interface_to_router(router, subnet=inside.id)
 
     # --- who may come in ---
     def access(self) -> str:

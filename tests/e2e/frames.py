@@ -90,13 +90,13 @@ class Watch:
 
 
 @contextmanager
-def watching(guest: Guest, number: int) -> Iterator[Watch]:
-    """See what comes to the guest's first interface, on its host of this number."""
+def watching(guest: Guest) -> Iterator[Watch]:
+    """See what comes to the guest's first interface, on its host."""
     device = f"tap{next(iter(guest.interfaces()))[:11]}"
     with tempfile.TemporaryDirectory() as folder:
         seen, told = Path(folder) / "seen", Path(folder) / "told"
         with told.open("wb") as err:
-            watcher = subprocess.Popen([*entered(guest.live, number), "tcpdump", "-i", device, "-Q", "out", "-U",
+            watcher = subprocess.Popen([*entered(guest.live, guest.host()), "tcpdump", "-i", device, "-Q", "out", "-U",
                                         "-Z", "root", "-w", str(seen)], stderr=err, stdin=subprocess.DEVNULL)
         try:
             await_true(lambda: b"listening on" in told.read_bytes(), 10, lambda: told.read_bytes())

@@ -76,6 +76,11 @@ class Guest:
         listed = self.rest.call("GET", f"/servers/{self.server}/os-interface").body["interfaceAttachments"]
         return {one["port_id"]: one for one in listed}
 
+    def host(self) -> int:
+        """Number of the host that it is on."""
+        shown = self.live.rest("kilonova-admin").server(self.server)
+        return self.live.cloud.hosts.index(shown["OS-EXT-SRV-ATTR:host"]) + 1
+
     def mac(self) -> str:
         """Of its first interface, in the guest's own words."""
         return self.run("cat /sys/class/net/eth0/address").strip()

@@ -62,19 +62,17 @@ def test_names_and_addresses_are_found(pair: Pair) -> None:
 
 
 def test_floating_address_goes_from_one_guest_to_the_other(cloud: Live, pair: Pair) -> None:
-    network = cloud.seed.demo.network
-    public = next(iter(network.networks(name=PUBLIC)))
-    made = network.create_ip(floating_network_id=public.id).floating_ip_address
-    try:
-        for guest in (pair.near, pair.far):
-            cloud.openstack(f"server add floating ip {guest.name} {made}")
-            there = Guest(cloud, guest.server, guest.name, made).await_ssh(SOON)
-            assert made in {one["addr"] for one in guest.rest.server(guest.server)["addresses"]["private"]}
-            cloud.openstack(f"server remove floating ip {guest.name} {made}")
-            await_true(lambda: there.ssh("true", 5).returncode == 255, SOON, lambda: "it still answers")  # noqa: B023
-            guest.run("true")                                   # its own address goes on
-    finally:
-        network.delete_ip(next(iter(network.ips(floating_ip_address=made))))
+    near, far = pair.near, pair.far
+    cloud.openstack(f"server remove floating ip near {near.floating}", f"server remove floating ip far {far.floating}")
+    for gone in (near, far):
+        await_true(lambda who=gone: who.ssh("true", 5).returncode == 255, SOON, lambda: "it still answers")
+        assert {one["OS-EXT-IPS:type"] for one in gone.rest.server(gone.server)["addresses"]["private"]} == {"fixed"}
+    cloud.openstack(f"server add floating ip far {near.floating}")
+    Guest(cloud, far.server, "far", near.floating).await_ssh(SOON)
+    cloud.openstack(f"server remove floating ip far {near.floating}", f"server add floating ip near {near.floating}",
+                    f"server add floating ip far {far.floating}")
+    for back in (near, far):
+        back.await_ssh(SOON)
 
 
 def test_guests_reach_the_gateway_and_the_external_network(cloud: Live, pair: Pair) -> None:
@@ -103,7 +101,7 @@ def furnish(connection: Any, rest: Rest) -> Tenant:
     subnet = connection.network.create_subnet(network_id=network.id, ip_version=4, cidr=OVERLAPPING, name="overlapping")
     public = next(iter(connection.network.networks(name=PUBLIC)))
     router = connection.network.create_router(name="overlapping", external_gateway_info={"network_id": public.id})
-    connection.network.add_interface_to_router(router, subnet_id=subnet.id)
+    connection.network.add_interface_to_router(router, subnet=subnet.id)
     return Tenant(connection, rest, network.id)
 
 
@@ -115,7 +113,7 @@ def unfurnish(tenant: Tenant) -> None:
     [subnet] = service.subnets(network_id=tenant.network)
     for floating in service.ips(router_id=router.id):
         service.delete_ip(floating)
-    service.remove_interface_from_router(router, subnet_id=subnet.id)
+    service.remove_interface_from_router(router, subnet=subnet.id)
     service.delete_router(router)
     service.delete_network(tenant.network)
 

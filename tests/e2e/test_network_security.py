@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest may and may not: rules that come and go while it runs, and forgeries that reach nobody.
 
-The forger is ``near``, its victim ``far`` on the other host and ``first`` on its own; what a host gives to its guest is
-seen at the guest's device.
+The victim of forgeries is ``first``, the forgers are ``near`` and ``far``, of which one is on its host; what a host
+gives to its guest is seen at the guest's device.
 """
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rule_for_members_of_a_group_follows_its_members(cloud: Live, pair: Pair
 
 @pytest.fixture
 def first(cloud: Live, pair: Pair) -> Guest:
-    """The first server, on the forger's own host."""
+    """The first server."""
     [shown] = [one for one in pair.near.rest.servers() if one["name"] == "first"]
     floating = next(one["addr"] for one in shown["addresses"]["private"] if one["OS-EXT-IPS:type"] == "floating")
     return Guest(cloud, shown["id"], "first", floating)
@@ -112,20 +112,21 @@ def forged(forger: tuple[bytes, str], victim: tuple[bytes, str], third: tuple[by
 
 @pytest.mark.parametrize("where", ["on the forger's own host", "on the other host"])
 def test_forgeries_reach_nobody(pair: Pair, first: Guest, where: str) -> None:
-    victim, third, number = (first, pair.far, 1) if where == "on the forger's own host" else (pair.far, first, 2)
-    near, gateway = pair.near, pair.near.run("ip route | awk '/default/ { print $3; exit }'").strip()
-    known = {guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (near, victim, third)}
-    lies = forged(known["near"], known[victim.name], known[third.name], gateway)
+    beside, apart = (pair.near, pair.far) if first.host() == pair.near.host() else (pair.far, pair.near)
+    forger, third, victim = (beside, apart, first) if where == "on the forger's own host" else (apart, beside, first)
+    gateway = forger.run("ip route | awk '/default/ { print $3; exit }'").strip()
+    known = {guest.name: (mac_of(guest.mac()), guest.fixed()) for guest in (forger, victim, third)}
+    lies = forged(known[forger.name], known[victim.name], known[third.name], gateway)
     honest = mark()
-    assert near.reaches(victim.fixed()) and victim.reaches(gateway)     # what they know of each other is true
-    with watching(victim, number) as seen:
-        send(near, "eth0", [*(frame for _, frame in lies.values()),     # the honest one comes last
-                            udp((*known["near"], 9), (*known[victim.name], 9), honest)])
+    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)   # what they know of each other is true
+    with watching(victim) as seen:
+        send(forger, "eth0", [*(frame for _, frame in lies.values()),   # the honest one comes last
+                              udp((*known[forger.name], 9), (*known[victim.name], 9), honest)])
         await_true(lambda: seen.has(honest), SOON, lambda: "not even what is honest arrives")
         assert [name for name, (marked, _) in lies.items() if seen.has(marked)] == []
     told = victim.run(f"ip neigh show {gateway}")
-    assert "lladdr" in told and near.mac() not in told
-    assert near.reaches(victim.fixed()) and victim.reaches(gateway)
+    assert "lladdr" in told and forger.mac() not in told
+    assert forger.reaches(victim.fixed()) and victim.reaches(gateway)
 
 
 def ask(guest: Guest, path: str = "/openstack/latest/meta_data.json", headers: str = "") -> dict[str, object]:
