@@ -100,7 +100,7 @@ def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
     assert f"{port} (api)" in ran.stderr
     assert "KILONOVA_PORT_BASE" in ran.stderr
     assert "ss -ltnp" in ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("[1/14]")
+    assert ran.stdout.splitlines()[-1].startswith("[1/17]")
 
 
 def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:
