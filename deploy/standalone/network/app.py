@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of the network service, all in one list, behind keystonemiddleware."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keystonemiddleware.auth_token import AuthProtocol
+
+from deploy.standalone.network.agents import Agents, Availabilities
+from deploy.standalone.network.caller import OPEN, Authentication
+from deploy.standalone.network.documents import Extensions, Versions, Zones
+from deploy.standalone.network.fabric import Fabric
+from deploy.standalone.network.faults import write_error
+from deploy.standalone.network.floating_ips import FloatingIps
+from deploy.standalone.network.host_api import HostApi
+from deploy.standalone.network.networks import Networks
+from deploy.standalone.network.ports import Ports
+from deploy.standalone.network.quotas import Quotas
+from deploy.standalone.network.resource import Collection, Item, Tags
+from deploy.standalone.network.routers import Interfaces, Routers
+from deploy.standalone.network.rules import SecurityGroupRules
+from deploy.standalone.network.security_groups import SecurityGroups
+from deploy.standalone.network.subnets import Subnets
+from deploy.standalone.web import App, application
+
+ROUTERS = Routers()
+NOUNS = (Networks(), Subnets(), Ports(), SecurityGroups(), SecurityGroupRules(), ROUTERS, FloatingIps())
+
+
+def guarded(app: App, identity: Mapping[str, Any]) -> Callable[..., Any]:
+    """`app` behind keystonemiddleware's auth_token, whose options `identity` holds; version documents are in front."""
+    # It warns of every option that belongs to its authentication plugin.
+    logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
+    behind = AuthProtocol(app, dict(identity))
+
+    def choose(environ: dict[str, Any], start_response: Any) -> Any:
+        return (app if environ["PATH_INFO"] in OPEN else behind)(environ, start_response)
+
+    return choose
+
+
+def build(fabric: Fabric) -> App:
+    """The application by itself: it believes the headers that the middleware sets."""
+    app = application([Authentication()])
+    app.set_error_serializer(write_error)
+    versions, extensions, quotas = Versions(), Extensions(), Quotas(fabric)
+    app.add_route("/", versions)
+    app.add_route("/v2.0", versions, suffix="resources")
+    app.add_route("/v2.0/extensions", extensions)
+    app.add_route("/v2.0/extensions/{alias}", extensions, suffix="one")
+    app.add_route("/v2.0/availability_zones", Zones())
+    app.add_route("/v2.0/quotas", quotas)
+    app.add_route("/v2.0/quotas/{project_id}", quotas, suffix="one")
+    app.add_route("/v2.0/quotas/{project_id}/default", quotas, suffix="default")
+    app.add_route("/v2.0/quotas/{project_id}/details", quotas, suffix="details")
+    hosts = HostApi(fabric)
+    app.add_route("/v2.0/kilonova/hosts/{name}", hosts)
+    app.add_route("/v2.0/kilonova/hosts/{name}/description", hosts, suffix="description")
+    interfaces = Interfaces(fabric, ROUTERS)
+    app.add_route("/v2.0/routers/{key}/add_router_interface", interfaces, suffix="add")
+    app.add_route("/v2.0/routers/{key}/remove_router_interface", interfaces, suffix="remove")
+    for path, resource in (("agents", Agents(fabric)), ("network-ip-availabilities", Availabilities(fabric))):
+        app.add_route(f"/v2.0/{path}", resource)
+        app.add_route(f"/v2.0/{path}/{{key}}", resource, suffix="one")
+    for noun in NOUNS:
+        tags = Tags(fabric, noun)
+        app.add_route(f"/v2.0/{noun.plural}", Collection(fabric, noun))
+        app.add_route(f"/v2.0/{noun.plural}/{{key}}", Item(fabric, noun))
+        app.add_route(f"/v2.0/{noun.plural}/{{key}}/tags", tags)
+        app.add_route(f"/v2.0/{noun.plural}/{{key}}/tags/{{tag}}", tags, suffix="one")
+    return app

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of a port: bound to a host it is wired there, and ACTIVE once that host has applied a revision with it.
+
+`bind` is the one place that decides what a binding means. A host without a living host part fails the binding;
+without hosts altogether (`--no-hosts`) every binding is good at once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row
+
+from deploy.standalone.network.attributes import Body
+from deploy.standalone.network.fabric import Change
+
+BINDINGS: Mapping[str, Any] = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
+"""The columns of a port that is nowhere."""
+
+
+def bind(change: Change, host: str, is_up: bool = True) -> Body:
+    """The columns of a port that is bound to `host` by this change; its maker waits for the host."""
+    if not change.fabric.settings.has_hosts:
+        return {"host": host, "vif_type": "bridge", "status": "ACTIVE" if is_up else "DOWN", "bound_at": 0}
+    if not change.fabric.hosts.is_alive(host):
+        return {"host": host, "vif_type": "binding_failed", "status": "DOWN", "bound_at": 0}
+    change.bound[host] = change.revision()
+    change.touch(hosts=[host])
+    return {"host": host, "vif_type": "bridge", "status": "DOWN", "bound_at": change.revision()}
+
+
+def device_of(port_id: str) -> str:
+    """What the port's interface is called on its host; the compute service computes the same."""
+    return f"tap{port_id[:11]}"
+
+
+def bridge_of(network_id: str) -> str:
+    """What the network's bridge is called on every host."""
+    return f"brq{network_id[:11]}"
+
+
+def shown_binding(row: Mapping[Any, Any]) -> Body:
+    """What only admins and services see of a port."""
+    is_bound = row["vif_type"] == "bridge"
+    details = {"port_filter": True, "bridge_name": bridge_of(row["network_id"])} if is_bound else {}
+    return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
+
+
+def is_of_server(row: Any) -> bool:
+    """Is this the port of a server?"""
+    return bool(row.device_id) and row.device_owner.startswith("compute:")
+
+
+def tell_changed(change: Change, row: Row[Any]) -> None:
+    """The compute service looks again at what it knows of this port."""
+    if is_of_server(row):
+        change.tell("network-changed", row.device_id, row.id)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is asking, as keystonemiddleware found out, and what that lets them do here.
+
+An admin or a service may do everything; a member what belongs to the project and what is shared with all; a reader
+only reads. What somebody may not know of does not exist for them (404); what they see but may not do is 403.
+"""
+
+from dataclasses import dataclass
+
+import falcon
+
+from deploy.standalone.network.faults import fault
+
+OPEN = ("/", "/v2.0", "/v2.0/")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The project and roles of a valid token."""
+
+    project_id: str
+    roles: frozenset[str]
+
+    @property
+    def is_admin(self) -> bool:
+        """An admin, or a service such as the compute service."""
+        return bool(self.roles & {"admin", "service"})
+
+    def owns(self, project_id: str) -> bool:
+        """May they do with things of this project what its members may?"""
+        return self.is_admin or project_id == self.project_id
+
+    def require_writer(self, rule: str) -> None:
+        """Raises 403, naming `rule`, for who may only read."""
+        if not self.roles & {"admin", "service", "member", "manager"} or not self.project_id:
+            raise fault("PolicyNotAuthorized", rule=rule)
+
+    def require_owner(self, project_id: str, rule: str) -> None:
+        """Raises 403, naming `rule`, unless they may change things of this project."""
+        self.require_writer(rule)
+        if not self.owns(project_id):
+            raise fault("PolicyNotAuthorized", rule=rule)
+
+    def require_admin(self, rule: str) -> None:
+        """Raises 403, naming `rule`, for all but admins and services."""
+        if not self.is_admin:
+            raise fault("PolicyNotAuthorized", rule=rule)
+
+
+class Authentication:
+    """Falcon middleware: no route but the version documents is reached without a valid token."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        if req.path in OPEN:
+            return
+        if req.get_header("X-Identity-Status") != "Confirmed":
+            raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",
+                                          challenges=["Keystone"])
+        roles = (req.get_header("X-Roles") or "").split(",")
+        req.context.caller = Caller(req.get_header("X-Project-Id") or "", frozenset(roles))

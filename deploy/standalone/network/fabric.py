@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to the database for writers: a `Change` is one transaction, with what it means for hosts and servers.
+
+Whoever changes rows says what is touched (networks, groups, hosts) and which events the compute service is owed; at
+the end the hosts concerned get a new revision, in the same transaction. After the commit those that wait are woken.
+What must stay true: everything that a host or the compute service must learn follows from committed rows.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, or_, select, update
+from sqlalchemy.dialects.sqlite import insert as insert_or
+
+from deploy.standalone.database import Database
+from deploy.standalone.network import schema
+from deploy.standalone.network.hosts import Hosts
+
+WAIT_SECONDS = 2.0
+"""How long the maker of a port waits for its host."""
+
+
+def moment() -> str:
+    """The time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator chose."""
+
+    has_hosts: bool = True
+    dns: tuple[str, ...] = ()
+    first_vni: int = 1
+    mtu: int = 1450
+
+
+class Fabric:
+    """The database, the hosts and the settings: what every resource works on."""
+
+    def __init__(self, database: Database, settings: Settings | None = None,
+                 monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.database, self.settings = database, settings or Settings()
+        with database.write() as connection:
+            connection.execute(insert_or(schema.counter).values(id=1, revision=0).on_conflict_do_nothing())
+            known = {row.name: row.changed for row in connection.execute(select(schema.hosts))}
+        self.hosts = Hosts(known, monotonic)
+        self.news = threading.Event()
+        """Set when the compute service is owed events."""
+
+    @contextmanager
+    def change(self) -> Iterator["Change"]:
+        """A writing transaction; hosts that it concerns and those that wait learn of it when it has committed."""
+        with self.database.write() as connection:
+            change = Change(connection, self)
+            yield change
+            touched = change.finish()
+        self.hosts.learn(touched)
+        if change.has_events:
+            self.news.set()
+
+    def settle(self, change: "Change") -> None:
+        """Wait, at most 2 s, until the hosts have wired what `change` bound to them."""
+        if change.bound:
+            self.hosts.await_acknowledged(change.bound, WAIT_SECONDS)
+
+
+@dataclass
+class Change:
+    """One transaction under way."""
+
+    connection: Connection
+    fabric: Fabric
+    bound: dict[str, int] = field(default_factory=dict)
+    has_events: bool = False
+    _revision: int = 0
+    _networks: set[str] = field(default_factory=set)
+    _groups: set[str] = field(default_factory=set)
+    _hosts: set[str] = field(default_factory=set)
+
+    def revision(self) -> int:
+        """The number of this change, higher than every one before."""
+        if not self._revision:
+            self._revision = self.connection.execute(update(schema.counter).values(
+                revision=schema.counter.c.revision + 1).returning(schema.counter.c.revision)).scalar_one()
+        return self._revision
+
+    def touch(self, *, networks: Iterable[str] = (), groups: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
+        """What is no longer as hosts know it: all hosts with ports of these networks or groups, and these hosts."""
+        self._networks.update(networks)
+        self._groups.update(groups)
+        self._hosts.update(name for name in hosts if name)
+
+    def tell(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
+        """The compute service is owed this event."""
+        self.has_events = True
+        self.connection.execute(insert(schema.events).values(
+            name=name, server=server, tag=tag, status=status, created=int(time.time())))
+
+    def finish(self) -> dict[str, int]:
+        """Give the hosts that this change concerns its revision: which hosts, and their revision."""
+        if not self.fabric.settings.has_hosts or not (self._networks or self._groups or self._hosts):
+            return {}
+        ports, grouped, rules = schema.ports.c, schema.port_groups.c, schema.security_group_rules.c
+        reaching = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
+        rules_met: list[ColumnElement[bool]] = [schema.hosts.c.name.in_(self._hosts)]
+        if self._networks:
+            external = select(schema.networks.c.id).where(
+                schema.networks.c.id.in_(self._networks), schema.networks.c.external).exists()
+            rules_met.append(schema.hosts.c.external_gateway & external)
+            rules_met.append(schema.hosts.c.name.in_(select(ports.host).where(ports.network_id.in_(self._networks))))
+        if self._groups:
+            rules_met.append(schema.hosts.c.name.in_(
+                select(ports.host).join(schema.port_groups, grouped.port_id == ports.id).where(
+                    or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(reaching)))))
+        names = self.connection.execute(update(schema.hosts).where(or_(*rules_met)).values(
+            changed=self.revision()).returning(schema.hosts.c.name)).scalars()
+        return dict.fromkeys(names, self.revision())
+
+    def one(self, table: Table, key: str) -> Row[Any] | None:
+        """The row with this id."""
+        return self.connection.execute(select(table).where(table.c.id == key)).first()
+
+    def add(self, table: Table, values: Mapping[str, Any]) -> str:
+        """Store a new thing and return its id."""
+        key, now = str(uuid.uuid4()), moment()
+        self.connection.execute(insert(table).values({"id": key, "created_at": now, "updated_at": now} | dict(values)))
+        return str(values.get("id", key))
+
+    def set(self, table: Table, key: str, values: Mapping[str, Any]) -> None:
+        """Change columns of a thing; its revision number rises."""
+        self.connection.execute(update(table).where(table.c.id == key).values(
+            dict(values) | {"updated_at": moment(), "revision_number": table.c.revision_number + 1}))
+
+    def remove(self, table: Table, key: str) -> None:
+        """Delete the row with this id."""
+        self.connection.execute(delete(table).where(table.c.id == key))

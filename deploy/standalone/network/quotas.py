@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2.0/quotas: how much of each noun a project may have; counted exactly, within the transaction that adds one."""
+
+from typing import Any
+
+import falcon
+from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy.dialects.sqlite import insert
+
+from deploy.standalone.network import schema
+from deploy.standalone.network.attributes import Attribute, Body, checked, number
+from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.fabric import Change, Fabric
+from deploy.standalone.network.faults import fault
+from deploy.standalone.web import answer, read_object
+
+#: resource -> (the limit of a project for which none was set, its table)
+RESOURCES: dict[str, tuple[int, Table]] = {
+    "network": (100, schema.networks),
+    "subnet": (100, schema.subnets),
+    "port": (500, schema.ports),
+    "router": (10, schema.routers),
+    "floatingip": (50, schema.floating_ips),
+    "security_group": (10, schema.security_groups),
+    "security_group_rule": (100, schema.security_group_rules),
+}
+ATTRIBUTES = {name: Attribute(number(-1, 2**31 - 1), post=False) for name in RESOURCES}
+QUOTAS = schema.quotas
+
+
+def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
+    """Raises 409 OverQuota unless the project may have `count` more."""
+    default, table = RESOURCES[resource]
+    limit = select(QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id, QUOTAS.c.resource == resource)
+    used = select(func.count()).select_from(table).where(table.c.project_id == project_id)
+    row = change.connection.execute(select(limit.scalar_subquery(), used.scalar_subquery())).one()
+    allowed = default if row[0] is None else row[0]
+    if 0 <= allowed < row[1] + count:
+        raise fault("OverQuota", resource=resource)
+
+
+def _limits(connection: Connection, project_id: str) -> dict[str, int]:
+    rows = connection.execute(select(QUOTAS.c.resource, QUOTAS.c.limit).where(QUOTAS.c.project_id == project_id))
+    return {name: default for name, (default, _) in RESOURCES.items()} | {row.resource: row.limit for row in rows}
+
+
+class Quotas:
+    """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id}; .../default, /details."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        req.context.caller.require_admin("(rule:get_quota)")
+        with self._fabric.database.read() as connection:
+            projects = connection.execute(select(QUOTAS.c.project_id).distinct().order_by(QUOTAS.c.project_id))
+            found: list[Body] = [_limits(connection, key) | {"project_id": key, "tenant_id": key}
+                                 for key in projects.scalars().all()]
+        answer(resp, {"quotas": found})
+
+    def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        _require(req.context.caller, project_id)
+        with self._fabric.database.read() as connection:
+            answer(resp, {"quota": _limits(connection, project_id)})
+
+    def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        caller: Caller = req.context.caller
+        caller.require_admin("(rule:update_quota)")
+        limits = checked(read_object(req, "quota"), ATTRIBUTES, "quota", caller, new=False)
+        with self._fabric.change() as change:
+            for resource, limit in limits.items():
+                change.connection.execute(insert(QUOTAS).values(
+                    project_id=project_id, resource=resource, limit=limit).on_conflict_do_update(
+                        index_elements=["project_id", "resource"], set_={"limit": limit}))
+        self.on_get_one(req, resp, project_id)
+
+    def on_delete_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        req.context.caller.require_admin("(rule:delete_quota)")
+        with self._fabric.change() as change:
+            change.connection.execute(delete(QUOTAS).where(QUOTAS.c.project_id == project_id))
+        resp.status = falcon.HTTP_204
+
+    def on_get_default(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        _require(req.context.caller, project_id)
+        answer(resp, {"quota": {name: default for name, (default, _) in RESOURCES.items()}})
+
+    def on_get_details(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
+        _require(req.context.caller, project_id)
+        with self._fabric.database.read() as connection:
+            limits = _limits(connection, project_id)
+            used = {name: _used(connection, table, project_id) for name, (_, table) in RESOURCES.items()}
+        answer(resp, {"quota": {name: {"limit": limits[name], "used": used[name], "reserved": 0} for name in limits}})
+
+
+def _used(connection: Connection, table: Table, project_id: str) -> Any:
+    return connection.execute(
+        select(func.count()).select_from(table).where(table.c.project_id == project_id)).scalar_one()
+
+
+def _require(caller: Caller, project_id: str) -> None:
+    if not caller.owns(project_id):
+        raise fault("PolicyNotAuthorized", rule="(rule:get_quota)")

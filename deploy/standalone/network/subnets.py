@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2.0/subnets: the addresses of a network, their pools, gateway, routes and what DHCP says.
+
+Subnets of one network never overlap; those of different networks may. A network whose subnets want DHCP has one port
+network:dhcp with an address in each of them, the same on every host.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, delete, or_, select, true
+
+from deploy.standalone.network import schema
+from deploy.standalone.network.addresses import is_from_mac, subnets_of
+from deploy.standalone.network.attributes import (
+    REQUIRED,
+    STANDARD,
+    UNSET,
+    Attribute,
+    Body,
+    address,
+    cidr,
+    emptied,
+    identifier,
+    listed,
+    mapping,
+    one_of,
+    optional,
+    truth,
+)
+from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.dhcp import serve_dhcp
+from deploy.standalone.network.fabric import Change
+from deploy.standalone.network.faults import fault
+from deploy.standalone.network.quotas import spend
+from deploy.standalone.network.resource import Noun
+
+SUBNETS = schema.subnets
+MODE = optional(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Subnets(Noun):
+    """Subnets."""
+
+    name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
+    attributes = STANDARD | {
+        "network_id": Attribute(identifier, REQUIRED, put=False),
+        "ip_version": Attribute(one_of(4, 6), REQUIRED, put=False),
+        "cidr": Attribute(cidr, REQUIRED, put=False),
+        "gateway_ip": Attribute(optional(address)),
+        "enable_dhcp": Attribute(truth, True),
+        "ipv6_address_mode": Attribute(MODE, None, put=False),
+        "ipv6_ra_mode": Attribute(MODE, None, put=False),
+        "allocation_pools": Attribute(optional(listed(mapping(start=address, end=address)))),
+        "dns_nameservers": Attribute(emptied(listed(address, 5), []), []),
+        "host_routes": Attribute(emptied(listed(mapping(destination=cidr, nexthop=address), 20), []), []),
+        "subnetpool_id": Attribute(optional(one_of()), UNSET, put=False),
+    }
+
+    def visible(self, caller: Caller) -> ColumnElement[bool]:
+        shared = select(schema.networks.c.id).where(or_(
+            schema.networks.c.shared, schema.networks.c.project_id == caller.project_id))
+        return true() if caller.is_admin else or_(
+            SUBNETS.c.project_id == caller.project_id, SUBNETS.c.network_id.in_(shared))
+
+    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
+        return super().show(row, caller) | {"subnetpool_id": None, "service_types": [], "segment_id": None}
+
+    def create(self, change: Change, caller: Caller, body: Body) -> str:
+        network = owned_network(change, caller, body["network_id"], "create_subnet")
+        body["project_id"] = network.project_id if not caller.is_admin else body["project_id"]
+        spend(change, body["project_id"], "subnet")
+        body.pop("subnetpool_id", None)
+        net = _cidr(body)
+        for other in subnets_of(change.connection, network.id):
+            if other.ip_version == net.version and ipaddress.ip_network(other.cidr).overlaps(net):
+                raise fault("InvalidInput", why=f"Requested subnet with cidr: {net} for network: {network.id} overlaps"
+                                                f" with another subnet ({other.id})")
+        if "gateway_ip" not in body:
+            body["gateway_ip"] = str(net[1] if net.num_addresses > 1 and net.prefixlen < 31 else net[0])
+        _check_gateway(body["gateway_ip"], net, body["ipv6_address_mode"])
+        if body.get("allocation_pools") is None:
+            body["allocation_pools"] = default_pools(net, body["gateway_ip"])
+        check_pools(body["allocation_pools"], net, body["gateway_ip"])
+        key = change.add(SUBNETS, body)
+        serve_dhcp(change, network)
+        change.touch(networks=[network.id])
+        return key
+
+    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
+        net = ipaddress.ip_network(row.cidr)
+        gateway = body.get("gateway_ip", row.gateway_ip)
+        if "gateway_ip" in body and gateway != row.gateway_ip:
+            _check_gateway(gateway, net, row.ipv6_address_mode)
+            _require_unused_gateway(change, row)
+        if body.get("allocation_pools") is None:
+            body.pop("allocation_pools", None)
+        check_pools(body.get("allocation_pools", row.allocation_pools), net, gateway)
+        change.set(SUBNETS, row.id, body)
+        network = change.one(schema.networks, row.network_id)
+        assert network is not None
+        serve_dhcp(change, network)
+        change.touch(networks=[row.network_id])
+
+    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
+        held, ports = schema.addresses.c, schema.ports.c
+        users = select(ports.id, ports.device_owner).join(schema.addresses, held.port_id == ports.id).where(
+            held.subnet_id == row.id, ports.device_owner != "network:dhcp")
+        if is_from_mac(row):
+            users = users.where(ports.device_owner.like("network:router%"))
+        user = change.connection.execute(users.limit(1)).first()
+        if user is not None:
+            raise fault("SubnetInUse", id=row.id, why=f"One or more ports have an IP allocation from this subnet, such"
+                                                      f" as port {user.id} ({user.device_owner or 'without owner'})")
+        change.touch(networks=[row.network_id])
+        change.connection.execute(delete(SUBNETS).where(SUBNETS.c.id == row.id))
+        network = change.one(schema.networks, row.network_id)
+        assert network is not None
+        serve_dhcp(change, network)
+
+
+def owned_network(change: Change, caller: Caller, key: str, rule: str) -> Row[Any]:
+    """A network that the caller may add to. Raises 404 or 403."""
+    network = change.one(schema.networks, key)
+    if network is None or not (caller.owns(network.project_id) or network.shared or network.external):
+        raise fault("NetworkNotFound", id=key)
+    caller.require_owner(network.project_id, f"(rule:{rule})")
+    return network
+
+
+def default_pools(net: IPNetwork, gateway: str | None) -> list[dict[str, str]]:
+    """All addresses but those of the network itself, of its broadcast and of the gateway."""
+    first, last = int(net.network_address), int(net.broadcast_address)
+    if net.prefixlen < net.max_prefixlen - 1:
+        first, last = first + 1, last - (1 if net.version == 4 else 0)
+    ranges = [(first, last)]
+    if gateway is not None and first <= (middle := int(ipaddress.ip_address(gateway))) <= last:
+        ranges = [(first, middle - 1), (middle + 1, last)]
+    make = type(net.network_address)
+    return [{"start": str(make(low)), "end": str(make(high))} for low, high in ranges if low <= high]
+
+
+def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None) -> None:
+    """Raises 400 or 409 for pools that are outside, overlap, or hold the gateway."""
+    ranges = []
+    for pool in pools:
+        said = f"{pool.get('start')}-{pool.get('end')}"
+        if len(pool) < 2:
+            raise fault("InvalidAllocationPool", pool=said)
+        start, end = ipaddress.ip_address(pool["start"]), ipaddress.ip_address(pool["end"])
+        if start.version != net.version or end.version != net.version or int(start) > int(end):
+            raise fault("InvalidAllocationPool", pool=said)
+        if start not in net or end not in net:
+            raise fault("OutOfBoundsAllocationPool", pool=said, cidr=net)
+        if gateway is not None and int(start) <= int(ipaddress.ip_address(gateway)) <= int(end):
+            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=said)
+        ranges.append((int(start), int(end), said))
+    for one, other in pairwise(sorted(ranges)):
+        if other[0] <= one[1]:
+            raise fault("OverlappingAllocationPools", one=one[2], other=other[2], cidr=net)
+
+
+def _cidr(body: Body) -> IPNetwork:
+    net = ipaddress.ip_network(body["cidr"])
+    if net.version != body["ip_version"]:
+        raise fault("InvalidInput", why=f"cidr {net} does not match the ip_version {body['ip_version']}")
+    modes = (body["ipv6_ra_mode"], body["ipv6_address_mode"])
+    if net.version == 4 and modes != (None, None):
+        raise fault("InvalidInput", why="ipv6_ra_mode and ipv6_address_mode are for subnets of IPv6")
+    if None not in modes and modes[0] != modes[1]:
+        raise fault("InvalidInput", why=f"ipv6_ra_mode set to '{modes[0]}' with ipv6_address_mode set to '{modes[1]}'"
+                                        " is not valid. If both attributes are set, they must be the same value")
+    if modes != (None, None) and not body["enable_dhcp"]:
+        raise fault("InvalidInput", why="ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to"
+                                        " False")
+    if {"slaac", "dhcpv6-stateless"} & set(modes) and net.prefixlen != 64:
+        raise fault("InvalidInput", why="Invalid CIDR for an IPv6 address mode: it must have a prefix length of 64")
+    if net.prefixlen == 0 or net.is_multicast or net.is_loopback:
+        raise fault("InvalidInput", why=f"cidr {net} cannot be a subnet")
+    return net
+
+
+def _check_gateway(gateway: str | None, net: IPNetwork, mode: str | None) -> None:
+    if gateway is None:
+        return
+    found = ipaddress.ip_address(gateway)
+    if found.version != net.version:
+        raise fault("InvalidInput", why=f"gateway_ip '{gateway}' does not match the ip_version '{net.version}'")
+    if found in net and net.version == 4 and net.prefixlen < 31 and found in (net[0], net[-1]):
+        raise fault("InvalidInput", why="Gateway is not valid on subnet")
+
+
+def _require_unused_gateway(change: Change, row: Row[Any]) -> None:
+    held, ports = schema.addresses.c, schema.ports.c
+    user = change.connection.execute(select(ports.id).join(schema.addresses, held.port_id == ports.id).where(
+        held.subnet_id == row.id, held.address == row.gateway_ip, ports.device_owner.like("network:router%"))).scalar()
+    if user is not None:
+        raise fault("GatewayIpInUse", ip=row.gateway_ip, port=user)
