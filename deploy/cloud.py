@@ -237,12 +237,16 @@ class Cloud:
             supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
             self._start_supervisor()
             self._await_broker()
-        if supervise.read(self.run) != programs:
+        known = supervise.read(self.run)
+        if known != programs:
             supervise.write(self.run, programs)
             pid = self.supervisor()
             if pid is None:
                 raise Failure("The supervisor has ended.", self.advice("supervise"))
+            before = {one.name: self.pid(one.name) for one in programs if one not in known}
             os.kill(pid, signal.SIGHUP)
+            wait(lambda: all(self.pid(name) not in (None, old) for name, old in before.items()), 120,
+                 f"Not all of these start: {', '.join(before)}", lambda: self.advice("supervise"))
 
     def _start_supervisor(self) -> None:
         with self.log("supervise").open("ab") as log:
