@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both services as real processes on free ports over a scratch folder, for trials and tests.
+"""The services as real processes on free ports over a scratch folder, for trials and tests.
 
 `with running(folder) as cloud:` bootstraps, starts and, at the end, stops them by SIGTERM. Their logs stay in
 the folder. A service that doesn't answer within 30 s raises RuntimeError with the end of its log.
@@ -75,8 +75,8 @@ class Cloud:
             text = text[end:].strip()
         return answers
 
-    def bootstrap(self) -> None:
-        """Fill the identity service's database; may be repeated."""
+    def bootstrap(self, **endpoints: str) -> None:
+        """Fill the identity service's database, with the URLs of further services; may be repeated."""
         subprocess.run(
             [
                 sys.executable,
@@ -89,6 +89,7 @@ class Cloud:
                 f"identity={self.auth_url}",
                 "--endpoint",
                 f"image={self.image_url}",
+                *(word for name, url in endpoints.items() for word in ("--endpoint", f"{name}={url}")),
             ],
             cwd=ROOT,
             env=self.passwords(),
@@ -118,6 +119,13 @@ class Cloud:
             "--max-megabytes",
             str(max_megabytes),
         ) as process:
+            yield process
+
+    @contextmanager
+    def network(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the network service on `port`, which `bootstrap` names as the endpoint."""
+        with self._service("network", port, "--db", str(self.folder / "network.db"), "--auth-url", self.auth_url,
+                           *options) as process:
             yield process
 
     @contextmanager

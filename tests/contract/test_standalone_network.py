@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standalone network service against the clients it is made for, as a real process behind keystonemiddleware.
+
+python-openstackclient and openstacksdk drive it unmodified. A thread plays the part of a host, over the same HTTP as
+the real one; a small server plays the compute service that is told of events.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import openstack
+import pytest
+import requests
+
+from deploy.standalone.trial import Cloud, free_port, running
+
+
+class Compute:
+    """A compute service that keeps the events it is told; `status` is what it answers."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, str]] = []
+        self.status = 200
+        told = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if told.status == 200 and self.path == "/os-server-external-events":
+                    told.events += body["events"]
+                self.send_response(told.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *words: Any) -> None:
+                """Says nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def told(self, server: str) -> list[str]:
+        return [event["name"] for event in self.events if event["server_uuid"] == server]
+
+
+class Host:
+    """Asks for its description and acknowledges it, until it is stopped."""
+
+    def __init__(self, url: str, token: str, name: str, tunnel: str) -> None:
+        self._url, self._headers = f"{url}/v2.0/kilonova/hosts/{name}", {"X-Auth-Token": token}
+        self.name, self._tunnel = name, tunnel
+        self.description: dict[str, Any] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Host":
+        self._thread.start()
+        until(lambda: bool(self.description))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = -1
+        while not self._stopped.is_set():
+            try:
+                asked = requests.get(f"{self._url}/description?seen={seen}&wait=1", headers=self._headers, timeout=20)
+                if asked.status_code == 200:
+                    seen, self.description = asked.json()["revision"], asked.json()
+                    requests.put(self._url, headers=self._headers, timeout=20, json={
+                        "revision": seen, "tunnel_address": self._tunnel, "failed": {}}).raise_for_status()
+            except requests.ConnectionError:
+                self._stopped.wait(0.1)         # the service is being restarted
+
+
+class Rig:
+    """A running cloud with its network service."""
+
+    def __init__(self, cloud: Cloud, port: int, compute: Compute) -> None:
+        self.cloud, self.port, self.compute, self.url = cloud, port, compute, f"http://127.0.0.1:{port}"
+        self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
+
+    def host(self, tunnel: str = "192.0.2.1") -> Host:
+        return Host(self.url, self.admin.session.get_token(), f"host-{uuid.uuid4().hex[:8]}", tunnel)
+
+    def call(self, method: str, path: str, **options: Any) -> requests.Response:
+        headers = {"X-Auth-Token": self.admin.session.get_token()}
+        return requests.request(method, f"{self.url}/v2.0{path}", headers=headers, timeout=30, **options)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    compute, port = Compute(), free_port()
+    threading.Thread(target=compute.server.serve_forever, daemon=True).start()
+    with running(tmp_path_factory.mktemp("standalone"), with_image=False) as cloud:
+        cloud.bootstrap(network=f"http://127.0.0.1:{port}")
+        with cloud.network(port, "--compute-url", compute.url, "--dns", "192.0.2.53"):
+            yield Rig(cloud, port, compute)
+        log = (cloud.folder / "network.log").read_text()
+    compute.server.shutdown()
+    compute.server.server_close()
+    assert " 500 " not in log
+    assert cloud.service_password not in log
+
+
+def connect(cloud: Cloud, user: str, password: str, project: str) -> Any:
+    return openstack.connect(
+        load_yaml_config=False, load_envvars=False, region_name="RegionOne",
+        auth={"auth_url": cloud.auth_url, "username": user, "password": password, "project_name": project,
+              "user_domain_id": "default", "project_domain_id": "default"})
+
+
+@pytest.fixture(scope="module")
+def member(rig: Rig) -> Any:
+    """A connection of a member of a new project."""
+    name, identity = f"user-{uuid.uuid4().hex[:8]}", rig.admin.identity
+    project = identity.create_project(name=name, domain_id="default")
+    user = identity.create_user(name=name, password="correct horse", domain_id="default")
+    identity.assign_project_role_to_user(project, user, identity.find_role("member"))
+    return connect(rig.cloud, name, "correct horse", name)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true within 20 s"
+        time.sleep(0.02)
+
+
+def bound(rig: Rig, network: str, host: str, **attributes: Any) -> Any:
+    """A port of a new server, bound to `host`."""
+    answer = rig.call("POST", "/ports", json={"ports": [{
+        "network_id": network, "binding:host_id": host, "device_id": str(uuid.uuid4()),
+        "device_owner": "compute:nova"} | attributes]})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["ports"][0]
+
+
+def wired(connection: Any, cidr: str = "10.0.0.0/24") -> tuple[str, str]:
+    network = connection.network.create_network(name=f"net-{uuid.uuid4().hex[:8]}")
+    return network.id, connection.network.create_subnet(network_id=network.id, cidr=cidr, ip_version=4).id
+
+
+# The real clients
+
+
+def test_openstack_client_drives_everything(rig: Rig) -> None:
+    answers = rig.cloud.openstack(
+        "network create --external --provider-network-type vxlan pub -f json",
+        "subnet create --network pub --subnet-range 172.24.4.0/24 --no-dhcp pubsub -f json",
+        "network create --share --tag blue inside -f json",
+        "subnet create --network inside --subnet-range 10.5.0.0/24 --dns-nameserver 192.0.2.9 insidesub -f json",
+        "router create --external-gateway pub r1 -f json",
+        "router add subnet r1 insidesub",
+        "security group create sg1 -f json",
+        "security group rule create --protocol tcp --dst-port 22 --remote-ip 0.0.0.0/0 sg1 -f json",
+        "port create --network inside --fixed-ip ip-address=10.5.0.50 --security-group sg1 p1 -f json",
+        "floating ip create --port p1 pub -f json",
+        "port list --network inside --fixed-ip ip-address=10.5.0.50 -f json",
+        "network list --tags blue -f json",
+        "subnet show insidesub -f json",
+        "router show r1 -f json",
+        "security group rule list sg1 -f json",
+        "quota show --network -f json",
+        "quota show --network --usage -f json",
+        "availability zone list --network -f json",
+        "extension list --network -f json",
+        "ip availability show inside -f json",
+        "network agent list -f json",
+    )
+    public, _, inside, _, router, group, rule, port, floating, found, *rest = answers
+    tagged, subnet, shown, rules, quota, usage, zones, extensions, left, agents = rest
+    assert (public["router:external"], inside["shared"], inside["mtu"]) == (True, True, 1450)
+    assert router["status"] == "ACTIVE"
+    assert (rule["port_range_min"], rule["remote_ip_prefix"]) == (22, "0.0.0.0/0")
+    assert port["fixed_ips"][0]["ip_address"] == "10.5.0.50"
+    assert port["security_group_ids"] == [group["id"]]
+    assert (floating["status"], floating["fixed_ip_address"]) == ("ACTIVE", "10.5.0.50")
+    assert [one["ID"] for one in found] == [port["id"]]
+    assert [one["Name"] for one in tagged] == ["inside"]
+    assert (subnet["gateway_ip"], subnet["dns_nameservers"]) == ("10.5.0.1", ["192.0.2.9"])
+    assert [one["ip_address"] for one in shown["interfaces_info"]] == ["10.5.0.1"]
+    assert len(rules) == 3
+    assert {row["Resource"]: row["Limit"] for row in quota}["ports"] == 500
+    assert any(row["Resource"] == "ports" and row["In Use"] > 0 for row in usage)
+    assert {row["Zone Name"] for row in zones} == {"nova"}
+    assert {"security-group", "router", "external-net"} <= {row["Alias"] for row in extensions}
+    assert left["used_ips"] == 3
+    assert isinstance(agents, list)
+    rig.cloud.openstack(
+        f"floating ip delete {floating['id']}", "port delete p1", "router remove subnet r1 insidesub",
+        "router unset --external-gateway r1", "router delete r1", "security group delete sg1",
+        "network delete inside", "network delete pub")
+    assert {network.name for network in rig.admin.network.networks()} & {"inside", "pub"} == set()
+
+
+def test_openstacksdk_sees_pages_tags_and_refusals(rig: Rig, member: Any) -> None:
+    network, subnet = wired(member)
+    ports = [member.network.create_port(network_id=network, name=f"p{number}") for number in range(5)]
+    assert {port.id for port in member.network.ports(network_id=network, limit=2)} >= {port.id for port in ports}
+    member.network.set_tags(ports[0], ["red"])
+    assert [port.id for port in member.network.ports(tags="red")] == [ports[0].id]
+    assert member.network.find_port("p3", network_id=network).id == ports[3].id
+    with pytest.raises(openstack.exceptions.ConflictException, match="IP address 10.0.0.3 is in use"):
+        member.network.create_port(network_id=network, fixed_ips=[{"ip_address": "10.0.0.3"}])
+    with pytest.raises(openstack.exceptions.ConflictException, match="still in use"):
+        member.network.delete_network(network)
+    with pytest.raises(openstack.exceptions.ForbiddenException, match="disallowed by policy"):
+        member.network.create_network(name="x", is_shared=True)
+    default = member.network.find_security_group("default")
+    assert len(default.security_group_rules) == 4
+    assert member.network.find_extension("quota_details").id == "quota_details"
+    assert rig.admin.network.get_subnet(subnet).project_id == member.current_project_id
+
+
+def test_nothing_but_the_versions_is_answered_without_a_token(rig: Rig) -> None:
+    forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
+    assert requests.get(rig.url, headers=forged, timeout=20).status_code == 200
+    for path in ("/v2.0/networks", "/v2.0/extensions", "/v2.0//networks", "/v2.0/kilonova/hosts/h/description"):
+        assert requests.get(rig.url + path, headers=forged, timeout=20).status_code == 401
+
+
+def test_a_member_is_no_host(rig: Rig, member: Any) -> None:
+    headers = {"X-Auth-Token": member.session.get_token()}
+    asked = requests.get(f"{rig.url}/v2.0/kilonova/hosts/h/description", headers=headers, timeout=20)
+    assert (asked.status_code, asked.json()["NeutronError"]["type"]) == (403, "PolicyNotAuthorized")
+
+
+# Hosts and events
+
+
+def test_a_bound_port_is_active_when_its_host_has_wired_it(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    with rig.host() as host:
+        port = bound(rig, network, host.name)
+        assert (port["status"], port["binding:vif_type"]) == ("ACTIVE", "bridge")
+        assert host.description["ports"][port["id"]]["device"] == f"tap{port['id'][:11]}"
+        assert host.description["networks"][network]["dhcp"]["addresses"] == ["10.0.0.2/24"]
+        assert host.description["dns"] == ["192.0.2.53"]
+        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
+        rig.call("PUT", f"/ports/{port['id']}", json={"port": {"binding:host_id": ""}})
+        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged", "network-vif-unplugged"])
+        until(lambda: port["id"] not in host.description["ports"])
+
+
+def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    before = time.monotonic()
+    assert bound(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
+    assert time.monotonic() - before < 1.5
+
+
+def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    path = f"/kilonova/hosts/slow-{uuid.uuid4().hex[:8]}"
+    revision = rig.call("GET", f"{path}/description").json()["revision"]
+    port = bound(rig, network, path.rpartition("/")[2])
+    assert (port["status"], port["binding:vif_type"]) == ("DOWN", "bridge")
+    told = rig.call("GET", f"{path}/description?seen={revision}&wait=5").json()
+    assert rig.call("PUT", path, json={"revision": revision}).status_code == 204
+    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
+    rig.call("PUT", path, json={"revision": told["revision"], "failed": {port["id"]: "no such device"}})
+    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
+    rig.call("PUT", path, json={"revision": told["revision"], "failed": {}})
+    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "ACTIVE"
+    until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
+
+
+def test_two_hosts_of_a_network_know_each_other_and_the_members_of_groups(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    group = member.network.create_security_group(name="together").id
+    member.network.create_security_group_rule(security_group_id=group, direction="ingress", remote_group_id=group)
+    mine = {"project_id": member.current_project_id, "security_groups": [group]}
+    with rig.host("192.0.2.1") as one, rig.host("192.0.2.2") as two:
+        first, second = bound(rig, network, one.name, **mine), bound(rig, network, two.name, **mine)
+        until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
+        until(lambda: two.description["networks"][network]["peers"] == ["192.0.2.1"])
+        members = sorted(fixed["ip_address"] for port in (first, second) for fixed in port["fixed_ips"])
+        until(lambda: one.description["groups"][group]["members"] == members)
+        member.network.create_security_group_rule(security_group_id=group, direction="ingress", protocol="tcp",
+                                                  port_range_min=22, port_range_max=22)
+        until(lambda: any(rule["port_min"] == 22 for rule in two.description["groups"][group]["rules"]))
+        member.network.delete_port(second["id"])
+        until(lambda: one.description["networks"][network]["peers"] == [])
+        until(lambda: one.description["groups"][group]["members"] == members[:1])
+        until(lambda: rig.compute.told(second["device_id"]) == ["network-vif-plugged", "network-vif-deleted"])
+
+
+def test_events_wait_for_a_compute_service_that_is_away_and_keep_their_order(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    rig.compute.status = 503
+    try:
+        with rig.host() as host:
+            port = bound(rig, network, host.name, project_id=member.current_project_id)
+            member.network.update_port(port["id"], fixed_ips=[{"ip_address": "10.0.0.99"}])
+            member.network.delete_port(port["id"])
+            assert rig.compute.told(port["device_id"]) == []
+    finally:
+        rig.compute.status = 200
+    until(lambda: rig.compute.told(port["device_id"]) == [
+        "network-vif-plugged", "network-changed", "network-vif-deleted"])
+
+
+def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
+    """A service of its own, killed while a host waits: revisions go on rising and the host keeps its port."""
+    port, path = free_port(), rig.cloud.folder / "killed"
+    path.mkdir()
+    rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url)
+    token = {"X-Auth-Token": rig.admin.session.get_token()}
+    url = f"http://127.0.0.1:{port}"
+    with rig.cloud.network(port, *rows) as process, Host(url, token["X-Auth-Token"], "h", "192.0.2.1") as host:
+        made = requests.post(f"{url}/v2.0/networks", headers=token, json={"network": {}}, timeout=20).json()["network"]
+        wish = {"network_id": made["id"], "binding:host_id": "h"}
+        requests.post(f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20).raise_for_status()
+        before = host.description
+        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, check=True)
+        for pid in [process.pid, *map(int, children.stdout.split())]:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        with rig.cloud.network(port, *rows):
+            again = requests.post(f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20).json()["port"]
+            assert again["status"] == "ACTIVE"
+            until(lambda: again["id"] in host.description["ports"])
+            assert set(before["ports"]) < set(host.description["ports"])
+            assert host.description["revision"] > before["revision"]
+
+
+def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
+    port, path = free_port(), rig.cloud.folder / "ended"
+    path.mkdir()
+    token = rig.admin.session.get_token()
+    asked = threading.Thread(target=requests.get, kwargs={       # longer than the service may take to end
+        "url": f"http://127.0.0.1:{port}/v2.0/kilonova/hosts/h/description?seen=1&wait=30",
+        "headers": {"X-Auth-Token": token}, "timeout": 60})
+    with rig.cloud.network(port, "--db", str(path / "network.db"), "--compute-url", rig.compute.url):
+        asked.start()
+        until(lambda: requests.get(f"http://127.0.0.1:{port}/v2.0/agents", headers={"X-Auth-Token": token},
+                                   timeout=20).json()["agents"] != [])
+        before = time.monotonic()
+    asked.join()
+    assert time.monotonic() - before < 10
