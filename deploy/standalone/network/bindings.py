@@ -28,6 +28,11 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
     return {"host": host, "vif_type": "bridge", "status": "DOWN", "bound_at": change.revision()}
 
 
+def carried(change: Change, host: str) -> Body:
+    """The columns of a router's port: bound to the host that carries the router, if it has one or needs none."""
+    return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
+
+
 def device_of(port_id: str) -> str:
     """What the port's interface is called on its host; the compute service computes the same."""
     return f"tap{port_id[:11]}"

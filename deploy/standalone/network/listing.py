@@ -14,6 +14,8 @@ from sqlalchemy import Boolean, ColumnElement, Integer, Row, Select, Table, and_
 from deploy.standalone.network.attributes import TRUTHS, Attribute
 from deploy.standalone.network.faults import fault
 
+#: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows where it is.
+PLACES = ("host", "vni", "profile", "vif_type", "bound_at")
 NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
 Query = Mapping[str, str | list[str]]
 Filter = Callable[[list[str]], ColumnElement[bool]]
@@ -26,7 +28,7 @@ def values_of(query: Query, name: str) -> list[str]:
 
 
 def conditions(query: Query, table: Table, attributes: Mapping[str, Attribute],
-               special: Mapping[str, Filter]) -> list[ColumnElement[bool]]:
+               special: Mapping[str, Filter], is_admin: bool) -> list[ColumnElement[bool]]:
     """The filters of a list. Raises 400 for an unknown one and for a value of the wrong kind."""
     rules = []
     for name in query:
@@ -38,17 +40,17 @@ def conditions(query: Query, table: Table, attributes: Mapping[str, Attribute],
         elif name in TAGS:
             rules.append(TAGS[name](table, [word for value in values for word in value.split(",")]))
         else:
-            column = _column(name, table, attributes)
+            column = _column(name, table, attributes, is_admin)
             if column is None:
                 raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering")
             rules.append(_equals(name, column, values))
     return rules
 
 
-def _column(name: str, table: Table, attributes: Mapping[str, Attribute]) -> Any:
+def _column(name: str, table: Table, attributes: Mapping[str, Attribute], is_admin: bool) -> Any:
     name = "project_id" if name == "tenant_id" else name
     stored = (attributes[name].column or name) if name in attributes else name
-    return table.c.get(stored)
+    return table.c.get(stored) if is_admin or stored not in PLACES else None
 
 
 def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
@@ -86,7 +88,7 @@ TAGS: Mapping[str, Callable[[Table, list[str]], ColumnElement[bool]]] = {
 class Page:
     """One page of a list as the query asks for it. Raises 400."""
 
-    def __init__(self, query: Query, table: Table, attributes: Mapping[str, Attribute]) -> None:
+    def __init__(self, query: Query, table: Table, attributes: Mapping[str, Attribute], is_admin: bool) -> None:
         self.limit = _number((values_of(query, "limit") or ["0"])[-1])
         self.marker = (values_of(query, "marker") or [""])[-1]
         self.backwards = (values_of(query, "page_reverse") or ["false"])[-1].lower() in ("true", "1")
@@ -96,7 +98,7 @@ class Page:
             raise fault("HTTPBadRequest", why="The number of sort_keys and sort_dirs must be same")
         self._keys: dict[str, bool] = {}
         for place, name in enumerate(names):
-            column = _column(name, table, attributes)
+            column = _column(name, table, attributes, is_admin)
             way = ways[place] if ways else "asc"
             if column is None or way not in ("asc", "desc"):
                 raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for sorting, asc or desc")

@@ -34,7 +34,7 @@ from deploy.standalone.network.attributes import (
     text,
     truth,
 )
-from deploy.standalone.network.bindings import BINDINGS, bind, shown_binding, tell_changed
+from deploy.standalone.network.bindings import BINDINGS, bind, carried, shown_binding, tell_changed
 from deploy.standalone.network.caller import Caller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
@@ -195,7 +195,11 @@ def add(change: Change, network: Row[Any], body: Body, caller: Caller | None = N
     _check_security(secure, groups, own.get("allowed_address_pairs", []))
     fixed = chosen(change.connection, network.id, own["mac_address"], asked,
                    router=own.get("device_owner", "") in ROUTERS)
-    key = change.add(PORTS, own | (bind(change, host, own.get("admin_state_up", True)) if host else {}))
+    if own.get("device_owner") in ROUTERS:
+        own |= carried(change, host)
+    elif host:
+        own |= bind(change, host, own.get("admin_state_up", True))
+    key = change.add(PORTS, own)
     store(change.connection, key, fixed)
     if groups:
         change.connection.execute(insert(GROUPS), [{"port_id": key, "group_id": group} for group in groups])

@@ -97,8 +97,8 @@ class Collection:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         noun, caller = self._noun, req.context.caller
-        page = Page(req.params, noun.table, noun.attributes)
-        rules = conditions(req.params, noun.table, noun.attributes, noun.filters)
+        page = Page(req.params, noun.table, noun.attributes, caller.is_admin)
+        rules = conditions(req.params, noun.table, noun.attributes, noun.filters, caller.is_admin)
         noun.before_list(self._fabric, caller)
         with self._fabric.database.read() as connection:
             marker = find(connection, noun, caller, page.marker) if page.marker else None

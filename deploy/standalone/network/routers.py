@@ -29,7 +29,7 @@ from deploy.standalone.network.attributes import (
     optional,
     truth,
 )
-from deploy.standalone.network.bindings import bind
+from deploy.standalone.network.bindings import carried
 from deploy.standalone.network.caller import Caller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
@@ -224,7 +224,7 @@ def _join_port(change: Change, caller: Caller, router: Row[Any], port_id: str) -
         _require_apart(change, router, subnet)
     change.connection.execute(delete(schema.port_groups).where(schema.port_groups.c.port_id == port.id))
     change.set(PORTS, port.id, {"device_id": router.id, "device_owner": INTERFACE, "port_security_enabled": False}
-               | (bind(change, router.host) if router.host else {}))
+               | carried(change, router.host))
     change.touch(networks=[port.network_id])
     return str(port.id)
 

@@ -163,6 +163,13 @@ def test_a_member_neither_sets_nor_sees_where_a_port_is(network: Network) -> Non
                    for name in network.get(f"/ports/{port['id']}")["port"])
 
 
+@pytest.mark.parametrize("query", ["ports?binding:host_id=h1", "ports?host=h1", "routers?host=h1", "networks?vni=1",
+                                   "networks?provider:segmentation_id=1", "ports?sort_key=host"])
+def test_a_member_does_not_find_out_by_filters_either(network: Network, query: str) -> None:
+    assert network.refusal("GET", f"/{query}") == (400, "HTTPBadRequest")
+    assert network.call("GET", f"/{query}", role="admin").status_code == 200
+
+
 def test_a_reader_only_reads(network: Network) -> None:
     network.create("network")
     assert network.refusal("POST", "/networks", {"network": {}}, role="reader") == (403, "PolicyNotAuthorized")

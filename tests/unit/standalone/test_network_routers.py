@@ -50,6 +50,7 @@ def test_a_router_shows_its_gateway_and_its_interface(network: Network, site: Si
     assert [one["ip_address"] for one in info["external_fixed_ips"]] == ["172.24.4.2"]
     owners = {port["device_owner"]: port for port in network.get(
         f"/ports?device_id={site.router}", role="admin")["ports"]}
+    assert {port["status"] for port in owners.values()} == {"ACTIVE"}
     assert owners["network:router_interface"]["fixed_ips"] == [{"subnet_id": site.subnet, "ip_address": "10.0.0.1"}]
     assert owners["network:router_gateway"]["project_id"] == ""        # no tenant finds it among their own
 
