@@ -9,7 +9,7 @@ everything in one snapshot where the database has one, and callers repeat a find
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,30 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
                 findings.append(Finding("domain-known", server, f"host {host} has a domain without a record"))
     findings += [Finding("two-domains", server, f"runs on {', '.join(sorted(found))}")
                  for server, found in places.items() if len(found) > 1]
+    return sorted(findings)
+
+
+def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Finding]:
+    """The ports of servers, as the network service has them, against the records.
+
+    Finds a port of no server, one that its server does not know, an interface without a port, and a port that is bound
+    to another host than its server. What an action has in hand is not judged.
+    """
+    query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
+        servers.c.deleted == 0, servers.c.action.is_(None))
+    resting = {row.id: row for row in tx.execute(query)}
+    busy = set(tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))))
+    held = {str(port["id"]): port for port in ports if port.get("device_owner", "").startswith("compute:")}
+    known = {one["port"]: row for row in resting.values() for one in row.interfaces or ()}
+    findings = [Finding("port-of-server", port_id, f"is of {port['device_id'] or 'nobody'}, which does not know it")
+                for port_id, port in held.items() if port_id not in known and port["device_id"] not in busy]
+    for port_id, row in known.items():
+        port = held.get(port_id)
+        if port is None:
+            findings.append(Finding("interface-of-server", row.id, f"has an interface whose port {port_id} is gone"))
+        elif port["device_id"] != row.id or (port.get("binding:host_id") or None) != row.host:
+            findings.append(Finding("port-of-server", port_id, f"is of {port['device_id']} on "
+                                    f"{port.get('binding:host_id')}; server {row.id} is on {row.host}"))
     return sorted(findings)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kilonova doctor``: the oracle, on a live cloud, read only.
 
-It checks the records (``common.store.doctor``) and asks every host that is up what really runs there. A
-finding counts when it is there twice, some seconds apart: work that is under way may show one half of itself.
-The tests judge by the same code.
+It checks the records (``common.store.doctor``), asks every host that is up what really runs there, and the network
+service what ports servers have. A finding counts when it is there twice, some seconds apart: work that is under way
+may show one half of itself. The tests judge by the same code.
 """
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oslo_config import cfg
 
 from common import config, errors
 from common.store import doctor as oracle
@@ -21,6 +24,8 @@ from common.store.engine import Store
 
 PAUSE = 3.0     # seconds between the two looks; longer than any one transaction
 Domains = Mapping[str, Mapping[str, int]]
+Ports = Sequence[Mapping[str, Any]]
+FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -30,13 +35,14 @@ def doctor(options: argparse.Namespace) -> int:
     upgrades.check(store)
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
+    ports = ports_of(conf, silent)
     if not options.no_hosts:
         from common.rpc import agent
         from common.rpc.transport import Transport
         transport = Transport(conf)
         client = agent.Client(transport)
         ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
-    found = findings(store, ask)
+    found = findings(store, ask, ports)
     store.close()
     if options.json:
         print(json.dumps([{"invariant": one.invariant, "subject": one.subject, "text": one.text} for one in found]))
@@ -44,18 +50,40 @@ def doctor(options: argparse.Namespace) -> int:
         for one in found:
             print(f"{one.invariant}: {one.subject}: {one.text}")
         print(f"{len(found)} findings" if found else "all is well")
-    for host in sorted(set(silent)):
-        print(f"host {host} did not answer: what runs there is not checked", file=sys.stderr)
+    for name in sorted(set(silent)):
+        print(f"{name} did not answer: what is there is not checked", file=sys.stderr)
     return 1 if found else 0
 
 
-def findings(store: Store, ask: Callable[[], Domains], pause: float = PAUSE) -> list[Finding]:
+def no_ports() -> Ports | None:
+    """For a cloud without a network service."""
+    return None
+
+
+def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports | None] = no_ports,
+             pause: float = PAUSE) -> list[Finding]:
     """What is found at two looks, ``pause`` seconds apart."""
-    first = _look(store, ask())
+    first = _look(store, ask(), ports())
     if not first:
         return []
     time.sleep(pause)
-    return sorted(first & _look(store, ask()))
+    return sorted(first & _look(store, ask(), ports()))
+
+
+def ports_of(conf: cfg.ConfigOpts, silent: list[str]) -> Callable[[], Ports | None]:
+    """Asks the network service for all ports; None when there is none, or when it does not answer."""
+    from common.clients.identity import Identity
+    from common.clients.network import NAME, Client
+    identity = Identity(conf)
+    client = Client(identity.network_url, conf.network.timeout)
+
+    def ask() -> Ports | None:
+        try:
+            return client.ports(identity.token(), fields=FIELDS) if client.has_service() else None
+        except errors.Problem:
+            silent.append(f"the {NAME}")
+            return None
+    return ask
 
 
 def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, int]]],
@@ -64,14 +92,15 @@ def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[
     answers = {}
     for row in store.read(lambda tx: services.list_all(tx, binary=services.COMPUTE)):
         if not row.up:
-            silent.append(row.host)
+            silent.append(f"host {row.host}")
             continue
         try:
             answers[row.host] = query(row.host, "domains", {})["domains"]
         except errors.Unavailable:
-            silent.append(row.host)
+            silent.append(f"host {row.host}")
     return answers
 
 
-def _look(store: Store, domains: Domains) -> set[Finding]:
-    return set(store.read(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx)]))
+def _look(store: Store, domains: Domains, ports: Ports | None) -> set[Finding]:
+    return set(store.read(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx),
+                                      *(() if ports is None else oracle.compare_ports(ports, tx))]))

@@ -89,7 +89,7 @@ def test_actions_before_2_6(cloud: Cloud, server: str, mv: str, key: str, kind: 
     ("https://c/consoles/", "novnc", "https://c/consoles/vnc_lite.html?path=consoles%2F%3Ftoken%3DT"),
     ("http://c:6080", "serial", "ws://c:6080/?token=T"),
     ("https://c/consoles", "serial", "wss://c/consoles/?token=T")])
-def test_an_url_leads_noVNC_to_the_websocket(url: str, kind: str, wanted: str) -> None:  # noqa: N802
+def test_an_url_leads_noVNC_to_the_websocket(url: str, kind: str, wanted: str) -> None:
     made = address(url, kind, "T")
     assert made == wanted
     if kind == "novnc":         # the page joins scheme, host and path

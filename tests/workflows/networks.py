@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network service in memory, as the conductor uses it; it can refuse, be silent before or after it has done what was
-asked, wire late, and tell what is wrong with what it holds."""
+asked and wire late."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from common import errors, ids
@@ -94,17 +94,3 @@ class Networks:
             self.answers_lost -= 1
             raise errors.NoAnswer("the network service's answer is lost")
         return answer
-
-    def findings(self, servers: Iterable[Any]) -> list[str]:
-        """Ports of nobody, interfaces without a port, ports on another host than their server."""
-        alive = {server.id: server for server in servers if not server.deleted}
-        listed = {one["port"]: server for server in alive.values() for one in server.interfaces or ()}
-        found = [f"port {port['id']} is nobody's" for port in self.held.values()
-                 if port["device_id"] and port["id"] not in listed]
-        for port_id, server in listed.items():
-            port = self.held.get(port_id)
-            if port is None:
-                found.append(f"server {server.id} has no port {port_id}")
-            elif (port["device_id"], port["binding:host_id"]) != (server.id, server.host or ""):
-                found.append(f"port {port_id} is on {port['binding:host_id']}, its server on {server.host}")
-        return found

@@ -189,11 +189,9 @@ class Cloud:
                 if any(state.server == server for state in host.driver.domains())]
 
     def findings(self) -> list[doctor.Finding]:
-        """The oracle's verdict, on records and on what the hypervisors really have."""
+        """The oracle's verdict, on records and on what hypervisors and network service really have."""
         found = {host.name: {state.server: state.power_state for state in host.driver.domains()}
                  for host in self.hosts.values()}
-        return self.store.read(doctor.check) + self.store.read(lambda tx: doctor.compare(found, tx))
-
-    def port_findings(self) -> list[str]:
-        """What is wrong with the ports."""
-        return self.networks.findings(self.store.read(lambda tx: tx.execute(sa.select(schema.servers)).all()))
+        ports = list(self.networks.held.values())
+        return [*self.store.read(doctor.check), *self.store.read(lambda tx: doctor.compare(found, tx)),
+                *self.store.read(lambda tx: doctor.compare_ports(ports, tx))]

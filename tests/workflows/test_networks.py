@@ -83,7 +83,7 @@ def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(clou
     cloud.settle()
     shown = cloud.show(server)
     assert (shown.vm_state, shown.fault["message"]) == (states.ERROR, "IP address 10.0.0.9 is in use.")
-    assert (cloud.networks.held, cloud.domains(server), cloud.port_findings()) == ({}, [], [])
+    assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
 def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) -> None:
@@ -92,7 +92,7 @@ def test_a_host_where_ports_cannot_be_bound_is_left_for_another(cloud: Cloud) ->
     cloud.settle()
     assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h2", states.ACTIVE)
     assert len(cloud.networks.held) == 1
-    assert (cloud.findings(), cloud.port_findings()) == ([], [])
+    assert cloud.findings() == []
 
 
 def test_a_guest_whose_ports_are_not_wired_yet_waits_paused(cloud: Cloud) -> None:
