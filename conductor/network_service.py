@@ -22,6 +22,9 @@ class NetworkService:
     def ports(self, server: str) -> list[dict[str, Any]]:
         return self._ask(lambda token: self._client.ports(token, device_id=server))
 
+    def port(self, port_id: str) -> dict[str, Any]:
+        return self._ask(lambda token: self._client.port(token, port_id))
+
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return self._ask(lambda token: self._client.create_ports(token, ports))
 

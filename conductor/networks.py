@@ -55,7 +55,7 @@ def plug(engine: Engine, run: Run) -> None:
     found: dict[int, dict[str, Any]] = {}
     for number, wish in enumerate(wishes):
         if wish.get("port"):
-            found[number] = networks.update(wish["port"], _binding(run))
+            found[number] = _take(networks, run, wish["port"])
             continue
         port = next((port for port in spare if _fits(port, wish)), None)
         if port is not None:
@@ -67,6 +67,14 @@ def plug(engine: Engine, run: Run) -> None:
         found |= dict(zip(missing, made, strict=True))
     _leave(networks, run, [found[number] for number in range(len(wishes))],
            [wish.get("tag") or "" for wish in wishes])
+
+
+def _take(networks: Networks, run: Run, port_id: str) -> Port:
+    """Bind a port of the user, if no other server has it meanwhile."""
+    user = networks.port(port_id).get("device_id")
+    if user and user != run.server.id:
+        raise errors.Conflict(f"Port {port_id} is still in use.")
+    return networks.update(port_id, _binding(run))
 
 
 def rebind(engine: Engine, run: Run) -> None:

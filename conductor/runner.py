@@ -184,8 +184,9 @@ def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs
                 run.due(step.name)
             runs = []
         elif runs:
-            if step.apply and not any(run.problem for run in runs):
-                step.apply(tx, engine, runs)
+            sound = [run for run in runs if not run.problem]
+            if step.apply and sound:
+                step.apply(tx, engine, sound)
             runs = [run for run in runs if _is_through(tx, engine, workflow, number, step, run)]
         runs, ready = [*runs, *skipping], None
     for run in runs:

@@ -55,6 +55,9 @@ class Networks(Protocol):
     def ports(self, server: str) -> list[dict[str, Any]]:
         """The ports of a server."""
 
+    def port(self, port_id: str) -> dict[str, Any]:
+        """One port; NotFound when it is gone."""
+
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Make ports, all or none. Not repeatable: look first whether they are there."""
 

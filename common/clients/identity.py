@@ -79,20 +79,24 @@ class Identity:
             Unavailable: the catalogue cannot be read now.
         """
         from keystoneauth1 import exceptions
-        if self._conf.network.endpoint:
-            return str(self._conf.network.endpoint)
         try:
-            found = self.session().get_endpoint(service_type="network", region_name=self._conf.identity.region)
-        except exceptions.EndpointNotFound:
-            return None
+            return self._endpoint(self._conf.network.endpoint, "network")
         except (exceptions.ClientException, OSError) as problem:
             raise errors.Unavailable(NO_TOKEN) from problem
-        return str(found) if found else None
 
     def _image_url(self) -> str:
-        if self._conf.image.endpoint:
-            return str(self._conf.image.endpoint)
-        found = self.session().get_endpoint(service_type="image", region_name=self._conf.identity.region)
-        if not found:
+        found = self._endpoint(self._conf.image.endpoint, "image")
+        if found is None:
             raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
-        return str(found)
+        return found
+
+    def _endpoint(self, configured: str | None, kind: str) -> str | None:
+        """Of a neighbour; None: the catalogue does not name it."""
+        from keystoneauth1 import exceptions
+        if configured:
+            return configured
+        try:
+            found = self.session().get_endpoint(service_type=kind, region_name=self._conf.identity.region)
+        except exceptions.EndpointNotFound:
+            return None
+        return str(found) if found else None

@@ -34,6 +34,12 @@ class Networks:
             self._wire(port)
         return self._answer([dict(port) for port in found])
 
+    def port(self, port_id: str) -> dict[str, Any]:
+        self._speak()
+        if port_id not in self.held:
+            raise errors.NotFound(f"Port {port_id} could not be found.")
+        return self._answer(dict(self.held[port_id]))
+
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         self._speak()
         if self.refuses:

@@ -150,6 +150,17 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
     assert (held["device_id"], held["device_owner"], held["binding:host_id"]) == ("", "", "")
 
 
+def test_of_two_servers_that_want_one_port_one_gets_it(cloud: Cloud) -> None:
+    port = cloud.networks.user_makes("n1")
+    servers = cloud.create(2, networks=[{"port": port}])
+    cloud.settle()
+    found = {cloud.show(server).vm_state: server for server in servers}
+    assert set(found) == {states.ACTIVE, states.ERROR}
+    assert cloud.networks.held[port]["device_id"] == found[states.ACTIVE]
+    assert cloud.show(found[states.ERROR]).fault["message"] == f"Port {port} is still in use."
+    assert cloud.findings() == []
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cloud, rounds: int) -> None:
     port = cloud.networks.user_makes("n2")
