@@ -21,7 +21,7 @@ from compute_api.creating import Creator
 class Bell(Protocol):
     """Wakes a conductor; never blocks, never fails."""
 
-    def ring(self) -> None: ...
+    def ring(self, neighbours: bool = False) -> None: ...
 
 
 class Agents(Protocol):

@@ -27,10 +27,10 @@ Sendings = dict[str, list[Command]]
 
 
 class Written(NamedTuple):
-    """What is left to do after the commit: commands by host, and whether some action is due at once."""
+    """What is left to do after the commit: commands by host, and the lanes in which some action is due."""
 
     sendings: Sendings
-    is_due: bool = False
+    due: frozenset[str] = frozenset()
 
 
 INSIDE = "inside"
@@ -47,7 +47,8 @@ def _lanes() -> dict[str, list[str]]:
 
 
 LANES = _lanes()
-OUTSIDE_STEPS = sorted(step for steps in LANES.values() for step in steps)
+LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
+OUTSIDE_STEPS = sorted(LANE_OF)
 SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
@@ -257,7 +258,8 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
-    return Written(sendings, any(run.head.get("state") == "due" for run in runs))
+    return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs
+                                       if run.head.get("state") == "due"))
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
@@ -274,8 +276,8 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 
 def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
-    if written.is_due:
-        engine.ring()
+    for lane in sorted(written.due):
+        engine.ring(lane)
     for host, commands in written.sendings.items():
         engine.post.do(host, commands)
         engine.fault_point(commands[0].verb, commands[0].step, "sent")

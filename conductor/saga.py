@@ -90,14 +90,14 @@ def no_fault(action: str, step: str, where: str) -> None:
     """The fault point of ordinary operation: nothing happens."""
 
 
-def no_ring() -> None:
+def no_ring(lane: str) -> None:
     """Where whoever calls ``runner.advance`` looks again anyway."""
 
 
 @dataclass
 class Engine:
     """What the plain functions of the conductor work with. ``owner`` names this conductor in leases; ``ring`` is
-    called after a commit that left something due at once."""
+    called after a commit that left something due at once, with its lane."""
 
     store: Store
     clock: Clock
@@ -117,7 +117,7 @@ class Engine:
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
     fault_point: Callable[[str, str, str], None] = no_fault
-    ring: Callable[[], None] = no_ring
+    ring: Callable[[str], None] = no_ring
 
 
 class StepFailed(Exception):

@@ -101,14 +101,15 @@ class Conductor:
         self._own_ring_at: float | None = None
         engine.ring = self._wake
 
-    def _wake(self) -> None:
-        """Some action is due, in any lane."""
-        self._rung.set()
-        for rung in self._outside.values():
-            rung.set()
+    def _wake(self, lane: str) -> None:
+        """Some action is due in this lane."""
+        self._outside.get(lane, self._rung).set()
 
-    def ring(self) -> None:
-        self._wake()
+    def ring(self, neighbours: bool = False) -> None:
+        self._rung.set()
+        if neighbours:
+            for rung in self._outside.values():
+                rung.set()
 
     def loop_back(self) -> None:
         """Our own message came back: the broker works."""
@@ -205,7 +206,7 @@ class Conductor:
             left, self._inbox = self._inbox, []
         for _, answer in left:
             answer.set_exception(errors.Unavailable(STOPPING))
-        self._wake()
+        self.ring(neighbours=True)
         self._spoken.set()
 
 

@@ -19,6 +19,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.store import actions, services
 from common.store.engine import Connection, Row
+from conductor import runner
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
@@ -88,4 +89,4 @@ def _begin(engine: Engine, row: states.Action, server: Row[Any]) -> None:
         log.info("server %s is left alone: %s", server.id, problem)
         return
     log.info("server %s: %s, because its time is over", server.id, row.name)
-    engine.ring()
+    engine.ring(runner.INSIDE)

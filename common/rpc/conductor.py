@@ -21,8 +21,8 @@ TOPIC = "kilonova-conductor"
 class Conductor(Protocol):
     """The interface that a conductor process serves."""
 
-    def ring(self) -> None:
-        """There may be due actions."""
+    def ring(self, neighbours: bool = False) -> None:
+        """There may be due actions; ``neighbours``: also among those that wait for a neighbour."""
 
     def loop_back(self) -> None:
         """A conductor's message to itself came back through the broker."""
@@ -57,17 +57,21 @@ class Bell:
 
     def __init__(self, transport: Transport, server: str | None = None, method: str = "ring") -> None:
         self._transport, self._server, self._method = transport, server, method
-        self._rung = threading.Event()
+        self._rung, self._neighbours = threading.Event(), threading.Event()
         threading.Thread(target=self._run, name="bell", daemon=True).start()
 
-    def ring(self) -> None:
+    def ring(self, neighbours: bool = False) -> None:
+        if neighbours:
+            self._neighbours.set()
         self._rung.set()
 
     def _run(self) -> None:
         while True:
             self._rung.wait()
             self._rung.clear()
+            more = {"neighbours": True} if self._neighbours.is_set() else {}
+            self._neighbours.clear()
             try:
-                self._transport.cast(TOPIC, self._method, server=self._server)
+                self._transport.cast(TOPIC, self._method, server=self._server, **more)
             except Exception:
                 log.exception("a ring was lost; the next one is tried all the same")

@@ -58,7 +58,7 @@ def _refusal(event: Event, row: Any) -> int:
 
 def _wake(request: Request, events: Sequence[Event], rows: Mapping[str, Any]) -> list[int]:
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
-    request.services.bell.ring()
+    request.services.bell.ring(neighbours=True)
     return [DONE] * len(events)
 
 

@@ -32,7 +32,7 @@ class Bell:
     def __init__(self) -> None:
         self.rung = 0
 
-    def ring(self) -> None:
+    def ring(self, neighbours: bool = False) -> None:
         self.rung += 1
 
 

@@ -27,7 +27,7 @@ class Conductor:
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
         self.cloud, self.failure, self.rung = cloud, failure, 0
 
-    def ring(self) -> None:
+    def ring(self, neighbours: bool = False) -> None:
         self.rung += 1
         action = next(row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface")
         event = {"action_id": action.id, "seq": 1, "step": "attach", "attempt": 1,

@@ -107,7 +107,7 @@ def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: st
     class Conductor:
         """Does the step as soon as the bell rings."""
 
-        def ring(self) -> None:
+        def ring(self, neighbours: bool = False) -> None:
             action = newest(cloud)
             with cloud.store.begin() as tx:
                 tx.execute(sa.insert(schema.events).values(at=now()), {

@@ -70,7 +70,7 @@ class Told:
             assert self.heard.wait_for(lambda: len(self.told) >= count, timeout=10), self.told
             return list(self.told)
 
-    def ring(self) -> None:
+    def ring(self, neighbours: bool = False) -> None:
         self._hear("ring")
 
     loop_back = ring

@@ -62,11 +62,16 @@ def test_reports_of_a_session_that_is_over_are_not_believed(cloud: Cloud) -> Non
 
 def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) -> None:
     rung: list[str] = []
-    cloud.engine.ring = lambda: rung.append("ring")
+    cloud.engine.ring = rung.append
     cloud.create(networks=[])
     runner.advance(cloud.engine)
     assert rung == []
     cloud.engine.post.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
     cloud.create(networks=[])
     runner.advance(cloud.engine)
-    assert rung == ["ring"]
+    assert rung == ["inside"]
+    rung.clear()
+    cloud.create()
+    del cloud.engine.post.select
+    runner.advance(cloud.engine)
+    assert rung == ["network"]
