@@ -34,6 +34,9 @@ class NetworkService:
     def delete(self, port_id: str) -> None:
         self._ask(lambda token: self._client.delete_port(token, port_id))
 
+    def names_guests(self) -> bool:
+        return self._ask(lambda token: "dns-integration" in self._client.extensions(token))
+
     def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
         return self._ask(lambda token: self._client.described(token, ports))
 

@@ -60,10 +60,10 @@ def plug(engine: Engine, run: Run) -> None:
         port = next((port for port in spare if _fits(port, wish)), None)
         if port is not None:
             spare.remove(port)
-            found[number] = networks.update(port["id"], _binding(run))
+            found[number] = networks.update(port["id"], _binding(networks, run))
     missing = [number for number in range(len(wishes)) if number not in found]
     if missing:
-        made = networks.create([_new(run, wishes[number]) for number in missing])
+        made = networks.create([_new(networks, run, wishes[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
     _leave(networks, run, [found[number] for number in range(len(wishes))],
            [wish.get("tag") or "" for wish in wishes])
@@ -74,7 +74,7 @@ def _take(networks: Networks, run: Run, port_id: str) -> Port:
     user = networks.port(port_id).get("device_id")
     if user and user != run.server.id:
         raise errors.Conflict(f"Port {port_id} is still in use.")
-    return networks.update(port_id, _binding(run))
+    return networks.update(port_id, _binding(networks, run))
 
 
 def rebind(engine: Engine, run: Run) -> None:
@@ -82,7 +82,7 @@ def rebind(engine: Engine, run: Run) -> None:
     networks, ports, tags = service(engine), [], []
     for one in of(run):
         try:
-            ports.append(networks.update(one.port, _binding(run)))
+            ports.append(networks.update(one.port, _binding(networks, run)))
             tags.append(one.tag)
         except errors.NotFound:
             continue
@@ -106,14 +106,15 @@ def _before(run: Run) -> set[str]:
     return {one["port"] for one in run.server.interfaces or ()} - wished
 
 
-def _binding(run: Run) -> dict[str, Any]:
+def _binding(networks: Networks, run: Run) -> dict[str, Any]:
     zone = run.changes.get("availability_zone", run.server.availability_zone) or "nova"
-    return {"device_id": run.server.id, "device_owner": f"compute:{zone}", "binding:host_id": run.host}
+    name = {"dns_name": run.server.hostname} if networks.names_guests() else {}
+    return {"device_id": run.server.id, "device_owner": f"compute:{zone}", "binding:host_id": run.host, **name}
 
 
-def _new(run: Run, wish: dict[str, Any]) -> Port:
+def _new(networks: Networks, run: Run, wish: dict[str, Any]) -> Port:
     port = {"network_id": wish["network"], "project_id": run.server.project_id, "admin_state_up": True,
-            "binding:profile": MADE, **_binding(run)}
+            "binding:profile": MADE, **_binding(networks, run)}
     if wish.get("fixed_ip"):
         port["fixed_ips"] = [{"ip_address": wish["fixed_ip"]}]
     if run.action.args.get("security_groups"):
@@ -149,7 +150,7 @@ def let_go(networks: Networks, port: Port) -> None:
         networks.delete(port["id"])
         return
     try:
-        networks.update(port["id"], UNBOUND)
+        networks.update(port["id"], UNBOUND | ({"dns_name": ""} if networks.names_guests() else {}))
     except errors.NotFound:
         return
 

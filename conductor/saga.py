@@ -67,6 +67,9 @@ class Networks(Protocol):
     def delete(self, port_id: str) -> None:
         """Remove a port; one that is gone is fine."""
 
+    def names_guests(self) -> bool:
+        """Does the service know ports by names, which guests resolve?"""
+
     def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
         """These ports with what their networks and subnets say."""
 

@@ -76,6 +76,7 @@ class Client:
     monotonic: Callable[[], float] = time.monotonic
     _kept: dict[tuple[str, str], tuple[float, list[JSON]]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _extensions: frozenset[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._http = Http(NAME, self._url, self.timeout)
@@ -151,6 +152,12 @@ class Client:
             return self._all(token, "floatingips", {"port_id": sorted(port_ids)}) if port_ids else []
         except errors.NotFound:
             return []
+
+    def extensions(self, token: str) -> frozenset[str]:
+        """What the service can do beyond the core, by alias; asked once, as it changes only with an upgrade."""
+        if self._extensions is None:
+            self._extensions = frozenset(one["alias"] for one in self._json("GET", "/extensions", token)["extensions"])
+        return self._extensions
 
     # --- what the conductor changes, with its own ---
     def create_ports(self, token: str, ports: Sequence[JSON]) -> list[JSON]:

@@ -71,6 +71,9 @@ class Networks:
         self.held.pop(port_id, None)
         self._answer(None)
 
+    def names_guests(self) -> bool:
+        return True
+
     def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
         return [interface_of(port, NETWORKS, SUBNETS) for port in ports]
 

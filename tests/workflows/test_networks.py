@@ -142,12 +142,13 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
     server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
     cloud.settle()
     first, second = cloud.show(server).interfaces
+    assert {held["dns_name"] for held in cloud.networks.held.values()} == {cloud.show(server).hostname}
     assert (first["port"], first["own"], second["own"], len(cloud.networks.held)) == (port, False, True, 2)
     ask(cloud, server, "delete")
     cloud.settle()
     assert list(cloud.networks.held) == [port]
     held = cloud.networks.held[port]
-    assert (held["device_id"], held["device_owner"], held["binding:host_id"]) == ("", "", "")
+    assert [held[name] for name in ("device_id", "device_owner", "binding:host_id", "dns_name")] == [""] * 4
 
 
 def test_of_two_servers_that_want_one_port_one_gets_it(cloud: Cloud) -> None:
