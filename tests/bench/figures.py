@@ -143,8 +143,9 @@ def measure(bench: Bench) -> None:
         bench.figures[f"{SERVERS} creates, {threads} clients"] = result | {
             "cpu_ms_a_create": used, "sql_a_create": round((bench.statements() - statements) / SERVERS, 1),
             "messages_a_create": round((bench.messages() - messages) / SERVERS, 2)}
+    networked(bench, client, image, flavor)
     actions(bench, client)
-    load.create(client, "rest", 1000 - 2 * SERVERS - 25, THREADS, image, flavor)
+    load.create(client, "rest", 1000 - 3 * SERVERS - 65, THREADS, image, flavor)
     times = [client.call("GET", "/servers/detail?limit=1000")[0] for _ in range(20)]
     _, found = client.call("GET", "/servers/detail?limit=1000")
     bench.figures[f"GET /servers/detail with {len(found['servers'])} servers"] = load.milliseconds(times)
@@ -153,6 +154,26 @@ def measure(bench: Bench) -> None:
         [sys.executable, "-m", "deploy.cli.main", "doctor"], capture_output=True, text=True, check=False,
         env=dict(os.environ, KILONOVA_CONF=str(bench.cloud.config()))).stdout.strip().splitlines()[-1:]
     restart(bench, client, image, flavor)
+
+
+def networked(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
+    """What an interface adds to a create, turn and turn about; the network service has no hosts to wait for."""
+    from deploy.seed import Seed
+    service = Seed(bench.cloud).admin.network
+    network = service.create_network(name="bench")
+    service.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
+    service.update_quota(service.get_project_id(), ports=-1)
+    load.one_at_a_time(client, "warm-net", 3, image, flavor, network.id)
+    times: dict[str | None, list[float]] = {None: [], network.id: []}
+    for turn in range(4):
+        for which, found in times.items():
+            found += load.one_at_a_time(client, f"turn{turn}-{'net' if which else 'none'}", 5, image, flavor, which)
+    bench.figures["one at a time, without a network"] = load.milliseconds(times[None])
+    bench.figures["one at a time, with a network"] = load.milliseconds(times[network.id])
+    before = bench.cpu()
+    result = load.create(client, "net", SERVERS, THREADS, image, flavor, network.id)
+    used = {name: round((value - before[name]) * 1000 / SERVERS, 2) for name, value in bench.cpu().items()}
+    bench.figures[f"{SERVERS} creates with a network, {THREADS} clients"] = result | {"cpu_ms_a_create": used}
 
 
 def actions(bench: Bench, client: load.Client) -> None:
@@ -179,8 +200,7 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
     while True:
         try:
             client = load.Client(bench.cloud.api_url, client.token)
-            client.call("POST", "/servers", {"server": {"name": "again", "imageRef": image, "flavorRef": flavor,
-                                                        "networks": "none"}})
+            client.call("POST", "/servers", load.body("again", image, flavor, None))
             break
         except OSError:
             time.sleep(0.05)
@@ -199,7 +219,7 @@ def main() -> int:
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         names = tuple(f"h{number}" for number in range(1, HOSTS + 1))
         cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(Ports.COUNT)), names,
-                      "memory", broker, bench_url.render_as_string(hide_password=False))
+                      "memory", broker, bench_url.render_as_string(hide_password=False), networks=True)
         bench = Bench(cloud, servers, database)
         say(f"Machine: {machine()}")
         try:

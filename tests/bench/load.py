@@ -59,11 +59,17 @@ def in_parallel(threads: int, work: Callable[[int], float], count: int) -> list[
         return list(pool.map(work, range(count)))
 
 
-def create(client: Client, prefix: str, count: int, threads: int, image: str, flavor: str) -> dict[str, Any]:
+def body(name: str, image: str, flavor: str, network: str | None) -> dict[str, Any]:
+    """Of a POST /servers, with an interface in this network or with none."""
+    return {"server": {"name": name, "imageRef": image, "flavorRef": flavor,
+                       "networks": [{"uuid": network}] if network else "none"}}
+
+
+def create(client: Client, prefix: str, count: int, threads: int, image: str, flavor: str,
+           network: str | None = None) -> dict[str, Any]:
     """Create servers and wait until all are ACTIVE."""
     def post(number: int) -> float:
-        return client.call("POST", "/servers", {"server": {
-            "name": f"{prefix}-{number:05d}", "imageRef": image, "flavorRef": flavor, "networks": "none"}})[0]
+        return client.call("POST", "/servers", body(f"{prefix}-{number:05d}", image, flavor, network))[0]
     began = time.perf_counter()
     posts = in_parallel(threads, post, count)
     accepted = time.perf_counter() - began
@@ -104,13 +110,13 @@ def act(client: Client, ids: list[str], name: str, action: str, ends: str, threa
     return list(took.values()), len(ids) / (time.perf_counter() - start)
 
 
-def one_at_a_time(client: Client, prefix: str, count: int, image: str, flavor: str) -> list[float]:
+def one_at_a_time(client: Client, prefix: str, count: int, image: str, flavor: str,
+                  network: str | None = None) -> list[float]:
     """From the client's POST to the first GET that says ACTIVE, one server after the other."""
     times = []
     for number in range(count):
         began = time.perf_counter()
-        _, made = client.call("POST", "/servers", {"server": {
-            "name": f"{prefix}-{number}", "imageRef": image, "flavorRef": flavor, "networks": "none"}})
+        _, made = client.call("POST", "/servers", body(f"{prefix}-{number}", image, flavor, network))
         while client.call("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] == "BUILD":
             time.sleep(0.002)
         times.append(time.perf_counter() - began)
