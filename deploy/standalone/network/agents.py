@@ -79,7 +79,7 @@ class Availabilities:
             networks = connection.execute(select(schema.networks).order_by(schema.networks.c.id)).all()
             subnets = connection.execute(select(schema.subnets).order_by(schema.subnets.c.id)).all()
             used: dict[str, int] = dict(connection.execute(select(held.subnet_id, func.count()).group_by(
-                held.subnet_id)).tuples().all())
+                held.subnet_id)).all())
         found = []
         for network in networks:
             inside = [{"subnet_id": one.id, "subnet_name": one.name, "cidr": one.cidr, "ip_version": one.ip_version,

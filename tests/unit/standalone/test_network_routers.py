@@ -67,7 +67,7 @@ def test_a_floating_address_leads_to_a_port_and_leaves_it(network: Network, site
     assert [one["id"] for one in network.get("/floatingips?status=ACTIVE")["floatingips"]] == [made["id"]]
     assert network.get("/floatingips?status=DOWN")["floatingips"] == []
     with network.fabric.database.read() as connection:
-        told = connection.execute(select(schema.events.c.name, schema.events.c.server)).tuples().all()
+        told = connection.execute(select(schema.events.c.name, schema.events.c.server)).all()
     assert told[-3:] == [("network-changed", "server")] * 3
 
 
