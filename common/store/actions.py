@@ -80,7 +80,9 @@ def check(row: states.Action, server_id: str, found: Row[Any], context: RequestC
         raise errors.WrongState(row.name, server_id, "vm_state", found.vm_state)
     if row.task != states.ANY and found.task_state not in row.task:
         raise errors.WrongState(row.name, server_id, "task_state", found.task_state)
-    if found.action and not row.supersedes and row.immediate is None:
+    # What shows no task_state (an attach) is no hanging action: only what goes over everything may end it.
+    ends_it = row.supersedes and (row.task == states.ANY or found.task_state is not None)
+    if found.action and not ends_it and row.immediate is None:
         raise errors.Busy(server_id)
 
 

@@ -180,6 +180,17 @@ def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cl
     assert cloud.networks.held[port]["device_id"] == ""
 
 
+def test_an_attach_is_not_ended_by_a_hard_reboot(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "attach_interface")
+    trial.begin()
+    with pytest.raises(errors.Busy):
+        ask(cloud, trial.server, "reboot:HARD")
+    cloud.settle()
+    ask(cloud, trial.server, "reboot:HARD")
+    cloud.settle()
+    trial.has_ended()
+
+
 def test_an_attach_that_the_host_refuses_leaves_no_port(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     for host in cloud.hosts.values():
