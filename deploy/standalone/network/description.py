@@ -138,7 +138,8 @@ def _routers(connection: Connection, host: Row[Any], ports: Sequence[Row[Any]], 
     routers = connection.execute(select(schema.routers).where(
         schema.routers.c.host == host.name, schema.routers.c.admin_state_up)).all()
     floating: dict[str, list[Body]] = defaultdict(list)
-    for row in connection.execute(select(FLOATING).where(FLOATING.c.router_id.in_([one.id for one in routers]))):
+    for row in connection.execute(select(FLOATING).where(FLOATING.c.router_id.in_([one.id for one in routers]),
+                                                         FLOATING.c.fixed_ip_address.is_not(None))):
         floating[row.router_id].append({"floating": row.floating_ip_address, "fixed": row.fixed_ip_address})
     found: Body = {}
     for router in routers:

@@ -173,6 +173,17 @@ def test_a_bad_port_costs_only_itself() -> None:
     assert set(taken.failed) == {"another-port-1", "another-port-2"}
 
 
+@pytest.mark.parametrize("bad", [{"floating": "172.24.4.10", "fixed": None}, {"floating": None, "fixed": "10.0.0.6"},
+                                 {"floating": "172.24.4.10"}, {"floating": "172.24.4.10", "fixed": "::1"}, None])
+def test_a_bad_floating_address_costs_only_itself(bad: Any) -> None:
+    tree = told()
+    tree["routers"][ROUTER]["floating"].insert(0, bad)
+    taken = parse(tree)
+    assert [(str(one), str(to)) for one, to in taken.routers[ROUTER].floating] == [("172.24.4.9", "10.0.0.5")]
+    assert taken.routers[ROUTER].external is not None
+    assert [text.split(": ")[0] for text in taken.complaints] == [ROUTER]
+
+
 def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
     text = rules_of(told())
     for element in (f'"{tap(PORT)}" . fa:16:3e:00:00:05 . 10.0.0.5',

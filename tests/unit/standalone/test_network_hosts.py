@@ -106,6 +106,22 @@ def test_a_router_goes_first_to_an_external_gateway_and_moves_when_its_host_is_d
     assert description(cloud, "h2")["networks"].keys() - {inner}        # a gateway knows every external network
 
 
+def test_a_router_is_told_only_of_floating_addresses_that_lead_somewhere(cloud: Network) -> None:
+    description(cloud, "h1")
+    cloud.fabric.hosts.acknowledge("h1", 10**9)
+    router, inner = routed(cloud)
+    public = description(cloud, "h1")["routers"][router]["external"]["network"]
+    port = cloud.create("port", network_id=inner)["id"]
+    leads, led, idle = (cloud.create("floatingip", floating_network_id=public, port_id=to) for to in (port, None, None))
+    with cloud.fabric.change() as change:       # as if a write had been cut in two
+        change.set(schema.floating_ips, led["id"], {"router_id": router})
+    assert description(cloud, "h1")["routers"][router]["floating"] == [
+        {"floating": leads["floating_ip_address"], "fixed": leads["fixed_ip_address"]}]
+    assert idle["status"] == "DOWN"
+    cloud.change("floatingip", leads["id"], port_id=None)
+    assert description(cloud, "h1")["routers"][router]["floating"] == []
+
+
 def test_what_concerns_nobody_changes_no_revision(cloud: Network) -> None:
     before = description(cloud, "h1")["revision"]
     net, _ = cloud.wired()

@@ -151,7 +151,7 @@ def parse(tree: Any) -> Description:
     wrong: dict[str, str] = {}
     networks = _each(tree, "networks", _network, wrong)
     groups = _each(tree, "groups", lambda id_, item: _group(id_, item, wrong), wrong)
-    routers = _each(tree, "routers", _router, wrong)
+    routers = _each(tree, "routers", lambda id_, item: _router(id_, item, wrong), wrong)
     failed: dict[str, str] = {}
     ports = _each(tree, "ports", _port, failed)
     for port in list(ports.values()):
@@ -299,7 +299,7 @@ def _protocol(value: Any, version: int) -> int | None:
     return ICMP6 if number == ICMP and version == 6 else number
 
 
-def _router(id_: str, item: Any) -> Router:
+def _router(id_: str, item: Any, wrong: dict[str, str]) -> Router:
     outside = item.get("external")
     external = outside and Leg(_word(ID, outside["network"]), _mac(outside["mac"]),
                                tuple(_interface(one) for one in outside["addresses"]))
@@ -308,8 +308,11 @@ def _router(id_: str, item: Any) -> Router:
         key = (_word(ID, leg["network"]), _mac(leg["mac"]))
         before = legs[key].addresses if key in legs else ()
         legs[key] = Leg(*key, (*before, _interface(leg["address"])))
-    floating = tuple((IPv4Address(_plain(one["floating"])), IPv4Address(_plain(one["fixed"])))
-                     for one in item.get("floating") or ())
+    floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
     return Router(id_, external or None, _address(outside["gateway"]) if outside and outside.get("gateway") else None,
                   bool(outside and outside.get("snat", True)), tuple(legs.values()), floating,
                   _routes(item.get("routes")))
+
+
+def _floating(item: Any) -> tuple[IPv4Address, IPv4Address]:
+    return IPv4Address(_plain(item["floating"])), IPv4Address(_plain(item["fixed"]))
