@@ -113,7 +113,7 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
             run.fail(problem.text, str(problem.__cause__ or ""))
 
     answered = []
-    for run, problem in zip(runs, engine.spread(call, runs), strict=True):
+    for run, problem in zip(runs, engine.spread(step.neighbour, call, runs), strict=True):
         if problem is None:
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):

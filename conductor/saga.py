@@ -74,11 +74,11 @@ class Networks(Protocol):
         """These ports with what their networks and subnets say."""
 
 
-Spread = Callable[[Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]
+Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]
 
 
-def one_by_one(call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
-    """Make each call; what each raised, or None. The service makes several at a time."""
+def one_by_one(neighbour: str, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
+    """Make each call to this neighbour; what each raised, or None. The service makes several at a time."""
     raised: list[Exception | None] = []
     for run in runs:
         try:

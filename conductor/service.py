@@ -72,20 +72,21 @@ def _fetches(command: Command) -> bool:
 
 
 class Spread:
-    """Makes several calls at a time (``saga.Spread``)."""
+    """Makes several calls at a time (``saga.Spread``), for each neighbour in a pool of its own."""
 
     def __init__(self, calls: int) -> None:
-        self._pool = ThreadPoolExecutor(calls, thread_name_prefix="call")
+        self._pools = {lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in runner.LANES}
 
-    def __call__(self, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
+    def __call__(self, neighbour: str, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
         if len(runs) == 1:
-            return one_by_one(call, runs)
-        begun = [self._pool.submit(call, run) for run in runs]
+            return one_by_one(neighbour, call, runs)
+        begun = [self._pools[neighbour].submit(call, run) for run in runs]
         return [future.exception() for future in begun]  # type: ignore[misc]  # calls raise nothing but Exceptions
 
     def close(self) -> None:
         """Begin no more calls."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Conductor:
