@@ -25,6 +25,23 @@ def test_a_guest_gets_its_address_and_all_options(lab: Lab) -> None:
     assert lab.service.acknowledged["x1"]["failed"] == {}
 
 
+def test_the_name_of_a_guest_resolves_as_soon_as_it_is_told(lab: Lab) -> None:
+    network = lab.network()
+    named, asking = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", hostname="")
+    asking.take_address()
+
+    def resolve(name: str) -> str:
+        return asking.run("busybox", "nslookup", "-type=a", name, "10.0.0.2", check=False).stdout.partition("Name:")[2]
+
+    await_true(lambda: "10.0.0.6" in resolve("host-10-0-0-6.openstacklocal"), "a guest without a name has none")
+    for name in ("web", "3600", "ignore"):
+        lab.ports[named.port][1]["hostname"] = name
+        lab.tell()
+        await_true(lambda name=name: "10.0.0.5" in resolve(f"{name}.openstacklocal"), f"{name} does not resolve")
+    assert "10.0.0.5" not in resolve("web.openstacklocal")
+    assert "10.0.0.5" not in resolve("example.org")
+
+
 def test_an_address_that_was_anothers_is_given_at_once(lab: Lab) -> None:
     network = lab.network()
     first = lab.guest(network, "10.0.0.5")

@@ -38,6 +38,7 @@ from deploy.standalone.network.bindings import BINDINGS, bind, carried, shown_bi
 from deploy.standalone.network.caller import Caller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
+from deploy.standalone.network.host_names import host_name, qualified
 from deploy.standalone.network.quotas import spend
 from deploy.standalone.network.resource import TAG_LIST, Noun
 from deploy.standalone.network.security_groups import default_group, require_groups
@@ -45,8 +46,13 @@ from deploy.standalone.network.security_groups import default_group, require_gro
 PORTS, HELD, GROUPS = schema.ports, schema.addresses, schema.port_groups
 FIXED_IPS = optional(listed(mapping(subnet_id=identifier, ip_address=address), 20))
 PAIRS = emptied(listed(mapping(ip_address=cidr, mac_address=mac), 10), [])
-HOST_NAME = emptied(text(63, r"([0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?)?"), "")
+LABEL = text(63, r"([0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?)?")
 ROUTERS = ("network:router_interface", "network:router_gateway")
+
+
+def _dns_name(value: Any) -> str:
+    """A host name, in lower case: case makes no other name. "" and null are none."""
+    return str(emptied(LABEL, "")(value)).lower()
 
 
 def _with_address(field: str, value: str) -> ColumnElement[bool]:
@@ -86,7 +92,7 @@ class Ports(Noun):
         "security_groups": Attribute(optional(listed(identifier, 50))),
         "port_security_enabled": Attribute(truth),
         "allowed_address_pairs": Attribute(PAIRS, []),
-        "dns_name": Attribute(HOST_NAME, ""),
+        "dns_name": Attribute(_dns_name, ""),
         "status": Attribute(text(16), UNSET, post=False, put=False),
         "tags": Attribute(TAG_LIST, [], put=False),
         "binding:host_id": Attribute(emptied(text(255), ""), "", admin=True, hidden=True, column="host"),
@@ -106,10 +112,8 @@ class Ports(Noun):
         fixed = select(func.json_group_array(func.json_object(
             "subnet_id", HELD.c.subnet_id, "ip_address", HELD.c.address))).where(HELD.c.port_id == PORTS.c.id)
         groups = select(func.json_group_array(GROUPS.c.group_id)).where(GROUPS.c.port_id == PORTS.c.id)
-        domain = select(schema.networks.c.dns_domain).where(schema.networks.c.id == PORTS.c.network_id)
         return select(PORTS, type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"),
-                      type_coerce(groups.scalar_subquery(), JSON).label("security_groups"),
-                      domain.scalar_subquery().label("dns_domain"))
+                      type_coerce(groups.scalar_subquery(), JSON).label("security_groups"))
 
     def visible(self, caller: Caller) -> ColumnElement[bool]:
         own = select(schema.networks.c.id).where(schema.networks.c.project_id == caller.project_id)
@@ -117,10 +121,8 @@ class Ports(Noun):
             PORTS.c.project_id == caller.project_id, PORTS.c.network_id.in_(own))
 
     def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
-        name, domain = row["dns_name"], row["dns_domain"].rstrip(".")
-        qualified = f"{name}.{domain}." if name and domain else f"{name}." if name else ""
-        assigned = [{"hostname": name, "ip_address": fixed["ip_address"], "fqdn": qualified}
-                    for fixed in row["fixed_ips"]]
+        named = [(host_name(row["dns_name"], fixed["ip_address"]), fixed["ip_address"]) for fixed in row["fixed_ips"]]
+        assigned = [{"hostname": name, "ip_address": held, "fqdn": qualified(name)} for name, held in named]
         shown = super().show(row, caller) | {"dns_assignment": assigned, "extra_dhcp_opts": []}
         return shown | (shown_binding(row) if caller.is_admin else {})
 

@@ -298,13 +298,16 @@ def test_the_addresses_of_a_port_stand_in_one_line() -> None:
                                ("10.0.0.6", "fa:16:3e:00:00:05"))
 
 
-@pytest.mark.parametrize("name", ["ignore", "Infinite", "3600", "45m", "x,y", ""])
-def test_a_host_name_is_no_word_of_dnsmasq(name: str) -> None:
+@pytest.mark.parametrize(("name", "resolves"), [
+    ("ignore", "ignore"), ("Infinite", "Infinite"), ("3600", "3600"), ("45m", "45m"), ("x,y", "host-10-0-0-5"),
+    ("", "host-10-0-0-5")])
+def test_a_host_name_is_no_word_of_dnsmasq(name: str, resolves: str) -> None:
     tree = told()
     tree["ports"][PORT]["hostname"] = name
     served = space(tree, "net").dnsmasq
     assert served is not None
     assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,host-10-0-0-5\n"
+    assert served.names == f"10.0.0.5 {resolves}.openstacklocal {resolves}\n"
 
 
 def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:

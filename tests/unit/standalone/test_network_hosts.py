@@ -106,6 +106,19 @@ def test_a_router_goes_first_to_an_external_gateway_and_moves_when_its_host_is_d
     assert description(cloud, "h2")["networks"].keys() - {inner}        # a gateway knows every external network
 
 
+def test_a_host_learns_the_name_of_a_guest_and_of_its_change(cloud: Network) -> None:
+    description(cloud, "h1")
+    net, _ = cloud.wired()
+    port = bind(cloud, net, "h1")["id"]
+    assert description(cloud, "h1")["ports"][port]["hostname"] == ""       # it makes one of the address
+    for name in ("vm-1", "vm-2", ""):
+        before = description(cloud, "h1")["revision"]
+        cloud.change("port", port, role="service", dns_name=name)
+        told = description(cloud, "h1")
+        assert told["ports"][port]["hostname"] == name
+        assert told["revision"] > before
+
+
 def test_a_router_is_told_only_of_floating_addresses_that_lead_somewhere(cloud: Network) -> None:
     description(cloud, "h1")
     cloud.fabric.hosts.acknowledge("h1", 10**9)

@@ -81,6 +81,32 @@ def test_the_addresses_of_a_port_change_and_what_stays_is_kept(network: Network)
     assert addresses(network.change("port", port["id"], fixed_ips=[])) == []
 
 
+@pytest.mark.parametrize("name", ["a b", "-a", "a-", "a.b", "x" * 64, "ä", "a\n", 5, ["a"]])
+def test_a_dns_name_is_a_host_name(network: Network, name: Any) -> None:
+    net, _ = network.wired()
+    port = network.create("port", network_id=net)
+    assert network.refusal("POST", "/ports", port_body(net, dns_name=name)) == (400, "HTTPBadRequest")
+    refused = network.refusal("PUT", f"/ports/{port['id']}", {"port": {"dns_name": name}})
+    assert refused == (400, "HTTPBadRequest")
+
+
+def test_a_port_shows_the_names_of_its_addresses(network: Network) -> None:
+    net, _ = network.wired()
+    network.create("subnet", network_id=net, cidr="fd00::/64", ip_version=6, **V6)
+    port = network.create("port", network_id=net, mac_address="fa:16:3e:00:00:01", dns_name="VM-1")
+    assert port["dns_name"] == "vm-1"
+    assert {(one["ip_address"], one["hostname"], one["fqdn"]) for one in port["dns_assignment"]} == {
+        (address, "vm-1", "vm-1.openstacklocal.") for address in addresses(port)}
+    assert [one["id"] for one in network.get("/ports?dns_name=vm-1")["ports"]] == [port["id"]]
+    for unset in ("", None):
+        network.change("port", port["id"], dns_name="vm-1")
+        shown = network.change("port", port["id"], dns_name=unset)
+        assert shown["dns_name"] == ""
+        assert sorted(one["fqdn"] for one in shown["dns_assignment"]) == [
+            "host-10-0-0-3.openstacklocal.", "host-fd00--f816-3eff-fe00-1.openstacklocal."]
+    assert "dns-integration" in {item["alias"] for item in network.get("/extensions")["extensions"]}
+
+
 # Networks and subnets
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from deploy.standalone.network.host.description import Address, Network, Port, Subnet
 from deploy.standalone.network.host.names import digest
+from deploy.standalone.network.host_names import DOMAIN, host_name
 
 METADATA = "169.254.169.254"
-DOMAIN = "openstacklocal"
 LEASE = 86400      # seconds
 OWN_WORDS = re.compile(r"ignore|infinite|deprecated|[0-9]+[smhdw]?")
 #: Of dnsmasq's modes for IPv6, by the subnet's.
@@ -53,7 +53,7 @@ def configure(network: Network, ports: list[Port], dns: tuple[Address, ...]) -> 
         own = [address for address in port.addresses if any(address in subnet.cidr for _, subnet in served)]
         reserved += [(str(address), port.mac) for address in own]
         for address in port.addresses:
-            name = _name(port.hostname, address)
+            name = host_name(port.hostname, address)
             names.append(f"{address} {name}.{DOMAIN} {name}\n")
         for together in _lines(own):
             words = [port.mac, "id:*", *map(_written, together), _name(port.hostname, together[0])]
@@ -72,10 +72,8 @@ def _lines(own: list[Address]) -> list[list[Address]]:
 
 
 def _name(hostname: str, address: Address) -> str:
-    """The guest's, unless dnsmasq would take it for a word or a time of its own."""
-    if hostname and not OWN_WORDS.fullmatch(hostname.lower()):
-        return hostname
-    return f"host-{str(address).replace('.', '-').replace(':', '-').strip('-')}"
+    """The guest's, unless a line of hosts would have it for a word or a time of dnsmasq's."""
+    return host_name("" if OWN_WORDS.fullmatch(hostname.lower()) else hostname, address)
 
 
 def _range(tag: str, subnet: Subnet) -> str:
