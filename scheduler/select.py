@@ -33,13 +33,15 @@ class Options:
 
 def select(snapshot: Snapshot, specs: Sequence[RequestSpec], options: Options) -> list[Selection]:
     """One selection for each spec, in the same order; an empty ``hosts`` means that no host fits now."""
-    selections = []
+    selections, zones = [], {number: zone for zone, number in snapshot.zone_numbers.items()}
     for spec in specs:
         passing, rejections = examine(snapshot, spec, options)
-        hosts = [snapshot.names[row] for row in _best(snapshot, spec, passing, options)]
-        if hosts:
+        rows = _best(snapshot, spec, passing, options)
+        if rows.size:
+            hosts = [snapshot.names[row] for row in rows]
             snapshot.take(hosts[0], spec.resources)
-            selections.append(Selection(spec.server, hosts))
+            selections.append(Selection(spec.server, hosts, zones={
+                snapshot.names[row]: zones[int(snapshot.zones[row])] for row in rows}))
         else:
             selections.append(Selection(spec.server, [], _sentence(snapshot, rejections),
                                         _by_host(snapshot, rejections)))

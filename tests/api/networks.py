@@ -2,7 +2,8 @@
 """A network service in memory, with the methods of the network client that the API uses.
 
 Like the real one it shows a token only what is its project's or shared, and admins everything. A test puts networks,
-ports and groups into it with ``add_network`` and the like; ``down`` makes it silent, ``asked`` counts questions.
+ports and groups into it with ``add_network`` and the like; ``down`` makes it silent, ``asked`` counts questions, and
+``limits`` says how many security groups, rules and floating IPs there may be.
 """
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ class Networks:
         self.ports_by_id: dict[str, JSON] = {}
         self.groups: list[JSON] = []
         self.floating_ips: list[JSON] = []
+        self.routed: set[tuple[str, str]] = set()
+        self.limits: dict[str, int] = {}
 
     # --- what a test puts in ---
     def add_network(self, name: str, project_id: str, cidr: str | None = "10.0.0.0/24", *, shared: bool = False,
@@ -64,6 +67,10 @@ class Networks:
         self.groups.append({"id": ids.new(), "name": name, "project_id": project_id, "tenant_id": project_id,
                             "description": f"the group {name}", "security_group_rules": list(rules)})
         return str(self.groups[-1]["id"])
+
+    def add_router(self, external: str, inside: str) -> None:
+        """A way from an external network into another one."""
+        self.routed.add((external, inside))
 
     # --- what the API asks ---
     def has_service(self) -> bool:
@@ -118,6 +125,97 @@ class Networks:
                 one["floating_ip_address"])
         return [interface_of(port, self.networks_by_id, self.subnets_by_id, floating=floating.get(port["id"]))
                 for port in self.ports(token, device_id=server_id)]
+
+    # --- what users change through the API ---
+    def records(self, token: str, noun: str, **filters: Any) -> list[JSON]:
+        """As the client's."""
+        return [row for row in self._of(noun, token) if all(self._fits(row, *one) for one in filters.items())]
+
+    def record(self, token: str, noun: str, record_id: str) -> JSON:
+        """As the client's."""
+        found = self.records(token, noun, id=record_id)
+        if not found:
+            raise errors.NotFound(f"The network service says: {noun} {record_id} could not be found.")
+        return found[0]
+
+    def create(self, token: str, noun: str, values: JSON) -> JSON:
+        """As the client's."""
+        made = {"id": ids.new(), "project_id": self.projects[token] or "admins", **values}
+        if len(self._of(noun, token)) >= self.limits.get(noun, 99):
+            raise errors.Forbidden("The network service says: Quota exceeded for resources.")
+        if noun == "security-groups":
+            self._check_name(made["name"])
+            self.groups.append({**made, "security_group_rules": []})
+        elif noun == "security-group-rules":
+            made = {"protocol": None, "port_range_min": None, "port_range_max": None, "remote_ip_prefix": None,
+                    "remote_group_id": None, **made}
+            rules = self.record(token, "security-groups", made["security_group_id"])["security_group_rules"]
+            if any({**made, "id": rule["id"]} == rule for rule in rules):
+                raise errors.Conflict("The network service says: Security group rule already exists.")
+            rules.append(made)
+        else:
+            assert noun == "floatingips"
+            network = self.record(token, "networks", made["floating_network_id"])
+            made |= {"floating_ip_address": self._free(network["subnets"][0]), "port_id": None,
+                     "fixed_ip_address": None}
+            self.floating_ips.append(made)
+        return self.record(token, noun, made["id"])
+
+    def update(self, token: str, noun: str, record_id: str, values: JSON) -> JSON:
+        """As the client's."""
+        row = self.record(token, noun, record_id)
+        if noun == "security-groups":
+            self._check_name(values["name"])
+        elif noun == "floatingips":
+            values = {"fixed_ip_address": None, **values}
+            if values["port_id"]:
+                self._check_way(self.port(token, values["port_id"]), row, values["fixed_ip_address"])
+        else:
+            assert noun == "ports"
+            values = {"fixed_ips": [{"ip_address": self._free(one["subnet_id"]), **one}
+                                    if "ip_address" not in one else one for one in values["fixed_ips"]]}
+        row.update(values)
+        return row
+
+    def delete(self, token: str, noun: str, record_id: str) -> None:
+        """As the client's."""
+        row = self.record(token, noun, record_id)
+        if any(record_id in port["security_groups"] for port in self.ports_by_id.values()):
+            raise errors.Conflict(f"The network service says: Security Group {record_id} in use.")
+        holder = {"security-groups": self.groups, "floatingips": self.floating_ips}.get(noun)
+        if holder is None:
+            [holder] = [group["security_group_rules"] for group in self.groups if row in group["security_group_rules"]]
+        holder.remove(row)
+
+    def _of(self, noun: str, token: str) -> list[JSON]:
+        rows = {"networks": self.networks_by_id.values(), "ports": self.ports_by_id.values(),
+                "security-groups": self.groups, "floatingips": self.floating_ips,
+                "security-group-rules": [rule for group in self.groups for rule in group["security_group_rules"]]}
+        return self._seen(noun, token, rows[noun], shared=noun == "networks")
+
+    def _check_name(self, name: str) -> None:
+        if name == "default":
+            raise errors.Conflict("The network service says: Default security group already exists.")
+
+    def _free(self, subnet_id: str) -> str:
+        """An address of the subnet that nobody has."""
+        subnet = self.subnets_by_id[subnet_id]
+        taken = {subnet["gateway_ip"], *(one["floating_ip_address"] for one in self.floating_ips)}
+        taken |= {fixed["ip_address"] for port in self.ports_by_id.values() for fixed in port["fixed_ips"]}
+        found = next((str(one) for one in ipaddress.ip_network(subnet["cidr"]).hosts() if str(one) not in taken), None)
+        if found is None:
+            raise errors.Conflict("The network service says: No more IP addresses available.")
+        return found
+
+    def _check_way(self, port: JSON, floating: JSON, fixed: str) -> None:
+        """Can this floating address lead to the port's address?"""
+        if fixed not in [one["ip_address"] for one in port["fixed_ips"]]:
+            raise errors.BadRequest(f"The network service says: Port {port['id']} does not have fixed ip {fixed}.")
+        if (floating["floating_network_id"], port["network_id"]) not in self.routed:
+            raise errors.NotFound("The network service says: External network is not reachable.")
+        if any(one["port_id"] == port["id"] and one["fixed_ip_address"] == fixed and one is not floating
+               for one in self.floating_ips):
+            raise errors.Conflict("The network service says: That fixed IP already has a floating IP.")
 
     def _seen(self, noun: str, token: str, rows: Any, shared: bool = False) -> list[JSON]:
         self.asked[noun] += 1

@@ -293,14 +293,19 @@ def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
 NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
 
 
-@pytest.fixture(scope="session")
-def network_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def require_tools() -> None:
+    """Skip where this cannot work; fail where it must."""
     missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if os.geteuid() != 0 or missing:
         reason = f"needs root and {', '.join(missing) or 'nothing else'}"
         if os.environ.get("KILONOVA_TEST"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def network_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    require_tools()
     lab = Lab(Service(), tmp_path_factory.mktemp("network"))
     try:
         lab.build(["x1", "x2"])

@@ -50,6 +50,48 @@ def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:
     assert other.dhcp()
 
 
+def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
+    network, machine = lab.network(), lab.machines["x1"]
+    folder = Path(f"/run/kn-{machine.tag()}")
+    stays, goes, moves, late = (lab.guest(network, f"10.0.0.{number}") for number in (5, 6, 7, 8))
+    for one in (stays, goes, moves, late):
+        assert f"ip={one.address}" in one.dhcp()
+
+    def leases() -> set[str]:
+        return {words[2] for words in map(str.split, (folder / f"{network}.leases").read_text().splitlines())}
+
+    def await_leases(*wanted: str) -> None:      # dnsmasq empties the file to write it anew
+        await_true(lambda: leases() == set(wanted), f"other leases than {wanted}")
+
+    def pid() -> str:
+        return (folder / f"{network}.pid").read_text()
+
+    await_leases("10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
+    before = pid()
+    del lab.ports[goes.port]
+    lab.ports[moves.port][1]["addresses"] = [{"address": "10.0.0.17"}]
+    lab.tell()
+    await_leases("10.0.0.5", "10.0.0.8")
+    assert goes.dhcp() == ""
+    assert "ip=10.0.0.17" in moves.dhcp()
+    assert pid() == before                              # whoever asks meanwhile is answered
+    machine.stop(signal.SIGKILL)
+    del lab.ports[late.port]
+    lab.tell(wait=False)
+    machine.start()
+    lab.await_acknowledged()
+    await_leases("10.0.0.5", "10.0.0.17")
+    machine.stop(signal.SIGKILL)
+    run("kill", pid().strip())                          # nobody is there who could forget
+    del lab.ports[moves.port]
+    lab.tell(wait=False)
+    machine.start()
+    lab.await_acknowledged()
+    await_leases("10.0.0.5")
+    assert pid() != before
+    assert "ip=10.0.0.5" in stays.dhcp()
+
+
 def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")

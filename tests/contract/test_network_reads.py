@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API reads of a network service: one suite for the one in memory, which the API's tests use, and for our
-client over HTTP with the standalone service behind it."""
+"""What the API reads and changes of a network service: one suite for the one in memory, which the API's tests use, and
+for our client over HTTP with the standalone service behind it."""
 from __future__ import annotations
 
 import io
@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from common import errors, ids
-from common.clients.network import Client
+from common.clients.network_records import Records
 from compute_api.dependencies import Networks
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
@@ -37,6 +37,8 @@ class Rig(Protocol):
     def add_port(self, network_id: str, project_id: str, address: str | None = None, **more: Any) -> str: ...
 
     def add_group(self, name: str, project_id: str) -> str: ...
+
+    def add_router(self, external: str, inside: str) -> None: ...
 
     def set_limit(self, project_id: str, ports: int) -> None: ...
 
@@ -75,7 +77,7 @@ class Standalone:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self._url = f"http://127.0.0.1:{self._server.server_port}"
-        self.client: Networks = Client(self._url + "/")
+        self.client: Networks = Records(self._url + "/")
 
     def close(self) -> None:
         self._server.shutdown()
@@ -106,6 +108,12 @@ class Standalone:
     def add_group(self, name: str, project_id: str) -> str:
         return str(self._put("POST", "/security-groups", {"security_group": {
             "name": name, "project_id": project_id}})["security_group"]["id"])
+
+    def add_router(self, external: str, inside: str) -> None:
+        router = self._put("POST", "/routers", {"router": {
+            "project_id": MINE, "external_gateway_info": {"network_id": external}}})["router"]["id"]
+        [subnet] = self.client.subnets("admin", [inside])
+        self._put("PUT", f"/routers/{router}/add_router_interface", {"subnet_id": subnet["id"]})
 
     def set_limit(self, project_id: str, ports: int) -> None:
         self._put("PUT", f"/quotas/{project_id}", {"quota": {"port": ports}})
@@ -203,3 +211,87 @@ def test_a_servers_interfaces_described_whole(rig: Rig) -> None:
     assert (address["address"], address["version"], address["prefix"], address["gateway"], address["dhcp"],
             address["floating"]) == ("10.0.0.9", 4, 24, "10.0.0.1", True, [])
     assert rig.client.interfaces("mine", ids.new()) == []
+
+
+def test_security_groups_that_users_change(rig: Rig) -> None:
+    client = rig.client
+    made = client.create("mine", "security-groups", {"name": "web", "description": "d"})
+    assert (made["name"], made["description"], made["project_id"]) == ("web", "d", MINE)
+    assert "security_group_rules" in made
+    assert client.update("mine", "security-groups", made["id"], {"name": "www", "description": ""})["name"] == "www"
+    assert client.record("mine", "security-groups", made["id"])["name"] == "www"
+    assert [one["id"] for one in client.records("mine", "security-groups", name="www")] == [made["id"]]
+    with pytest.raises(errors.Conflict):
+        client.create("mine", "security-groups", {"name": "default", "description": ""})
+    for token, change in (("other", client.record), ("other", client.delete)):
+        with pytest.raises(errors.NotFound):
+            change(token, "security-groups", made["id"])
+    port = rig.add_port(rig.add_network("red", MINE), MINE, "10.0.0.9", security_groups=[made["id"]])
+    with pytest.raises(errors.Conflict):
+        client.delete("mine", "security-groups", made["id"])
+    client.update("mine", "ports", port, {"fixed_ips": []})
+    unused = rig.add_group("unused", MINE)
+    client.delete("mine", "security-groups", unused)
+    with pytest.raises(errors.NotFound):
+        client.record("mine", "security-groups", unused)
+
+
+def test_rules_that_users_change(rig: Rig) -> None:
+    client, web = rig.client, rig.add_group("web", MINE)
+    wish = {"security_group_id": web, "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp",
+            "port_range_min": 22, "port_range_max": 22, "remote_ip_prefix": "10.0.0.0/8"}
+    made = client.create("mine", "security-group-rules", wish)
+    assert {name: made[name] for name in wish} == wish
+    assert made["remote_group_id"] is None
+    with pytest.raises(errors.Conflict):
+        client.create("mine", "security-group-rules", wish)
+    with pytest.raises(errors.NotFound):
+        client.create("mine", "security-group-rules", {**wish, "security_group_id": ids.new()})
+    client.delete("mine", "security-group-rules", made["id"])
+    with pytest.raises(errors.NotFound):
+        client.delete("mine", "security-group-rules", made["id"])
+
+
+def test_floating_ips_that_users_change(rig: Rig) -> None:
+    client, red = rig.client, rig.add_network("red", MINE)
+    public = rig.add_network("public", OTHER, "172.24.4.0/29", external=True)
+    port, second = rig.add_port(red, MINE, "10.0.0.9"), rig.add_port(red, MINE, "10.0.0.10")
+    assert names(client.records("mine", "networks", **{"router:external": True})) == ["public"]
+    made = client.create("mine", "floatingips", {"floating_network_id": public})
+    assert (made["floating_network_id"], made["port_id"], made["fixed_ip_address"]) == (public, None, None)
+    lead = {"port_id": port, "fixed_ip_address": "10.0.0.9"}
+    with pytest.raises(errors.NotFound):
+        client.update("mine", "floatingips", made["id"], lead)
+    rig.add_router(public, red)
+    client.update("mine", "floatingips", made["id"], lead)
+    [found] = client.records("mine", "floatingips", floating_ip_address=made["floating_ip_address"])
+    assert {name: found[name] for name in lead} == lead
+    other = client.create("mine", "floatingips", {"floating_network_id": public})
+    with pytest.raises(errors.Conflict):
+        client.update("mine", "floatingips", other["id"], lead)
+    with pytest.raises(errors.BadRequest):
+        client.update("mine", "floatingips", other["id"], {**lead, "fixed_ip_address": "10.0.0.10"})
+    client.update("mine", "floatingips", other["id"], {"port_id": second, "fixed_ip_address": "10.0.0.10"})
+    freed = client.update("mine", "floatingips", made["id"], {"port_id": None})
+    assert (freed["port_id"], freed["fixed_ip_address"]) == (None, None)
+    assert client.records("other", "floatingips", project_id=OTHER) == []
+    client.delete("mine", "floatingips", made["id"])
+    with pytest.raises(errors.NotFound):
+        client.record("mine", "floatingips", made["id"])
+    with pytest.raises(errors.Conflict):                  # no address is left
+        for _ in range(8):
+            client.create("mine", "floatingips", {"floating_network_id": public})
+
+
+def test_addresses_that_users_change(rig: Rig) -> None:
+    client, red = rig.client, rig.add_network("red", MINE, "10.0.0.0/29")
+    port = rig.add_port(red, MINE, "10.0.0.3")
+    fixed = client.port("mine", port)["fixed_ips"]
+    more = client.update("mine", "ports", port, {"fixed_ips": [*fixed, {"subnet_id": fixed[0]["subnet_id"]}]})
+    assert len({one["ip_address"] for one in more["fixed_ips"]}) == 2
+    assert "10.0.0.3" in [one["ip_address"] for one in more["fixed_ips"]]
+    assert client.update("mine", "ports", port, {"fixed_ips": fixed})["fixed_ips"] == fixed
+    with pytest.raises(errors.Conflict):                  # no address is left
+        for _ in range(8):
+            now = client.port("mine", port)["fixed_ips"]
+            client.update("mine", "ports", port, {"fixed_ips": [*now, {"subnet_id": fixed[0]["subnet_id"]}]})

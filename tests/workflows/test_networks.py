@@ -217,6 +217,8 @@ def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
     cloud.settle()
     shown = cloud.show(server)
     guest = cloud.hosts[shown.host].driver.guests[server]
+    assert shown.availability_zone == "nova"
+    assert {port["device_owner"] for port in cloud.networks.held.values()} == {"compute:nova"}
     assert [one.port for one in guest.interfaces] == [shown.interfaces[0]["port"]]
     assert shown.interfaces[0]["label"] == "net-n1"
 

@@ -37,6 +37,14 @@ def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> Non
     assert len(answer.by_host) == 12
 
 
+def test_an_answer_says_the_zone_of_each_host(make_columns: MakeColumns) -> None:
+    hosts = make_columns(3)
+    hosts.zone_numbers["az1"] = 1
+    hosts.zones[2] = 1
+    answer, = select(hosts, [request()], Options())
+    assert answer.zones == {"host0": "nova", "host1": "nova", "host2": "az1"}
+
+
 def test_no_hosts_at_all() -> None:
     answer, = select(Snapshot(), [request()], Options())
     assert (answer.hosts, answer.reason) == ([], "There is no host yet.")

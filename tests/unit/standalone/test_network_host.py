@@ -6,7 +6,7 @@ import copy
 import hmac
 import itertools
 import uuid
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from deploy.standalone.network.host.description import Description, parse
 from deploy.standalone.network.host.desired import Desired, Place, Space, desire
+from deploy.standalone.network.host.leases import moved, release, stale
 from deploy.standalone.network.host.ledger import HIGHEST, Ledger, assign
 from deploy.standalone.network.host.metadata import Upstream
 from deploy.standalone.network.host.names import LONGEST_DEVICE, Names, bridge, tap
@@ -308,6 +309,30 @@ def test_a_host_name_is_no_word_of_dnsmasq(name: str, resolves: str) -> None:
     assert served is not None
     assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,host-10-0-0-5\n"
     assert served.names == f"10.0.0.5 {resolves}.openstacklocal {resolves}\n"
+
+
+def test_a_lease_of_nobody_is_told_apart_and_given_back_in_its_guests_words() -> None:
+    owners = {"10.0.0.5": "fa:16:3e:00:00:05", "10.0.0.6": "fa:16:3e:00:00:06", "2001:db8::5": "fa:16:3e:00:00:05"}
+    good = ["9 fa:16:3e:00:00:05 10.0.0.5 vm1 *", "9 06-fa:16:3e:00:00:06 10.0.0.6 * ff:01", "duid 00:01:02",
+            "9 7 2001:db8::5 vm1 00:03", "", "nonsense", "9 x"]
+    bad = ["9 fa:16:3e:00:00:07 10.0.0.7 vm2 01:aa", "9 fa:16:3e:00:00:07 10.0.0.6 * *", "9 T7 2001:db8::6 * 00:03"]
+    found = stale([*good, *bad], owners, set())
+    assert [one.line for one in found] == bad
+    assert [one.mac for one in found] == ["fa:16:3e:00:00:07", "fa:16:3e:00:00:07", ""]
+    assert [one.line for one in stale(good, owners, {"2001:db8::5"})] == ["9 7 2001:db8::5 vm1 00:03"]
+    packet = release(found[0], IPv4Address("10.0.0.2"))
+    assert packet[:3] == bytes((1, 1, 6))
+    assert packet[12:16] == IPv4Address("10.0.0.7").packed
+    assert packet[28:34] == bytes.fromhex("fa163e000007")
+    assert packet[236:] == bytes.fromhex("63825363 350107 36040a000002 3d0201aa ff")
+
+
+def test_an_address_moved_when_its_line_had_another_mac() -> None:
+    served = space(told(), "net").dnsmasq
+    assert served is not None
+    lines = ["fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1", "", "x"]
+    assert moved(lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}) == {"2001:db8::5"}
+    assert moved(served.hosts.splitlines(), dict(served.reserved)) == set()
 
 
 def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of ports that are no more, with a real dnsmasq in a namespace: however the host part is killed, they go."""
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from deploy.standalone.network.host import servers as module
+from deploy.standalone.network.host.description import parse
+from deploy.standalone.network.host.dnsmasq import Dnsmasq, configure
+from deploy.standalone.network.host.kernel import Kernel
+from deploy.standalone.network.host.names import Names
+from deploy.standalone.network.host.servers import Servers
+from tests.contract.network_lab import await_true, require_tools, run
+
+NETWORK = "10000000-0000-0000-0000-000000000000"
+SUBNETS = {"subnet-four": {"cidr": "10.0.0.0/24", "version": 4, "gateway": None, "dhcp": True},
+           "subnet-six": {"cidr": "2001:db8::/64", "version": 6, "gateway": None, "dhcp": True,
+                          "ipv6_mode": "dhcpv6-stateful"}}
+ONE, TWO, THREE = (f"fa:16:3e:00:00:0{number}" for number in (1, 2, 3))
+FUTURE, SERVER = 4102444800, "duid 00:01:00:01:2f:00:00:00:fa:16:3e:00:00:aa"
+BEFORE = {ONE: ("10.0.0.5", "2001:db8::5"), TWO: ("10.0.0.6", "2001:db8::6")}
+KILLS = 10
+Ports = dict[str, tuple[str, ...]]
+
+
+def dnsmasq(ports: Ports) -> Dnsmasq:
+    """What is wanted for ports: MAC -> addresses."""
+    own = {"mac": "fa:16:3e:00:00:aa", "addresses": ["10.0.0.2/24", "2001:db8::2/64"]}
+    told = parse({"revision": 1, "networks": {NETWORK: {"vni": 1, "mtu": 1450, "dhcp": own, "subnets": SUBNETS}},
+                  "ports": {str(uuid.uuid4()): {"network": NETWORK, "mac": mac, "addresses": [
+                      {"address": address} for address in held]} for mac, held in ports.items()}})
+    return configure(told.networks[NETWORK], list(told.ports.values()), ())
+
+
+@dataclass
+class Rig:
+    """A namespace with dnsmasq's device, and the lease file."""
+
+    names: Names
+
+    @property
+    def space(self) -> str:
+        return self.names.network_space(NETWORK)
+
+    def ensure(self, ports: Ports) -> None:
+        """As a host part that has just begun."""
+        Servers(Kernel(), self.names).ensure(self.space, dnsmasq(ports))
+
+    def begin(self) -> None:
+        """dnsmasq runs and knows a lease of each address of the first ports, those of IPv6 by their clients' ids."""
+        Servers(Kernel(), self.names).clear()
+        self.names.runtime.mkdir()
+        lines = [f"{FUTURE} {mac} {four} * *" for mac, (four, _) in BEFORE.items()]
+        lines += [SERVER, *(f"{FUTURE} {number} {six} * 00:03:00:01:{mac}"
+                            for number, (mac, (_, six)) in enumerate(BEFORE.items(), 7))]
+        (self.names.runtime / f"{NETWORK}.hosts").write_text(dnsmasq(BEFORE).hosts)
+        (self.names.runtime / f"{NETWORK}.leases").write_text("".join(f"{line}\n" for line in lines))
+        self.ensure(BEFORE)
+
+    def leases(self) -> set[str]:
+        lines = (self.names.runtime / f"{NETWORK}.leases").read_text().splitlines()
+        return {line.split()[2] for line in lines if not line.startswith("duid")}
+
+    def pid(self) -> str:
+        return (self.names.runtime / f"{NETWORK}.pid").read_text()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    require_tools()
+    made = Rig(Names.of(tmp_path))
+    run("ip", "netns", "add", made.space)
+    try:
+        for words in (("link", "set", "lo", "up"), ("link", "add", "dhcp", "type", "bridge"),
+                      ("link", "set", "dhcp", "up"), ("addr", "add", "10.0.0.2/24", "dev", "dhcp"),
+                      ("addr", "add", "2001:db8::2/64", "dev", "dhcp", "nodad")):
+            run("ip", *words, space=made.space)
+        yield made
+    finally:
+        Servers(Kernel(), made.names).clear()
+        run("ip", "netns", "del", made.space)
+
+
+#: Ports afterwards, the leases that stay, and whether dnsmasq does.
+CHANGES: dict[str, tuple[Ports, set[str], bool]] = {
+    "nothing": (BEFORE, {"10.0.0.5", "10.0.0.6", "2001:db8::5", "2001:db8::6"}, True),
+    "one goes": ({ONE: BEFORE[ONE]}, {"10.0.0.5", "2001:db8::5"}, False),
+    "an IPv4 goes": ({ONE: BEFORE[ONE], TWO: ("2001:db8::6",)}, {"10.0.0.5", "2001:db8::5", "2001:db8::6"}, True),
+    "an IPv4 is another's": ({ONE: BEFORE[ONE], THREE: ("10.0.0.6",), TWO: ("2001:db8::6",)},
+                             {"10.0.0.5", "2001:db8::5", "2001:db8::6"}, True),
+    "an IPv6 is another's": ({ONE: BEFORE[ONE], THREE: ("2001:db8::6",), TWO: ("10.0.0.6",)},
+                             {"10.0.0.5", "10.0.0.6", "2001:db8::5"}, False)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_leases_go_with_their_ports_however_it_is_killed(rig: Rig, change: str) -> None:
+    ports, left, undisturbed = CHANGES[change]
+    rig.begin()
+    before = rig.pid()
+    lines = killed(lambda: rig.ensure(ports), sys.maxsize)
+    await_true(lambda: rig.leases() == left, "leases of nobody")     # dnsmasq empties the file to write it anew
+    assert (rig.pid() == before) == undisturbed
+    assert lines > KILLS
+    for line in range(1, lines, lines // KILLS):
+        rig.begin()
+        killed(lambda: rig.ensure(ports), line)
+        rig.ensure(ports)
+        await_true(lambda: rig.leases() == left, f"leases of nobody, killed at {line}")
+        run("kill", "-0", rig.pid().strip())
+
+
+def killed(act: Callable[[], None], at: int) -> int:
+    """Do it in a process that ends at this line of servers.py; how many lines it came to."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename != module.__file__:
+                return None
+            seen += event == "line"
+            if seen >= at:
+                os._exit(9)
+            return trace
+        sys.settrace(trace)
+        try:
+            act()
+            os.write(writer, str(seen).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        count = said.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert count or status == 9
+    return int(count or at)
