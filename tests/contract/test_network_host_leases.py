@@ -27,9 +27,9 @@ SUBNETS = {"subnet-four": {"cidr": "10.0.0.0/24", "version": 4, "gateway": None,
                           "ipv6_mode": "dhcpv6-stateful"}}
 ONE, TWO, THREE = (f"fa:16:3e:00:00:0{number}" for number in (1, 2, 3))
 FUTURE, SERVER = 4102444800, "duid 00:01:00:01:2f:00:00:00:fa:16:3e:00:00:aa"
-BEFORE = {ONE: ("10.0.0.5", "2001:db8::5"), TWO: ("10.0.0.6", "2001:db8::6")}
-KILLS = 10
 Ports = dict[str, tuple[str, ...]]
+BEFORE: Ports = {ONE: ("10.0.0.5", "2001:db8::5"), TWO: ("10.0.0.6", "2001:db8::6")}
+KILLS = 10
 
 
 def dnsmasq(ports: Ports) -> Dnsmasq:

@@ -142,7 +142,7 @@ def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
 
 
 def orphans(live: Live) -> list[str]:
-    """Ports of servers that are no more; devices, rules and leases of ports that are no more."""
+    """Ports of servers that are no more; devices, rules, reservations and leases of ports that are no more."""
     servers = {row[0] for row in live.rows("SELECT id FROM servers WHERE deleted = 0")}
     ports = list(live.seed.admin.network.ports())
     devices, macs = {f"tap{port.id[:11]}" for port in ports}, {port.mac_address for port in ports}
@@ -154,9 +154,10 @@ def orphans(live: Live) -> list[str]:
         used = set(re.findall(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b", links + rules))
         found += [f"host {number}: device or rule of {device}" for device in sorted(used - devices)]
         folder = Names.of(live.cloud.network_folder(number)).runtime
-        leases = "".join(path.read_text() for path in folder.glob("*.hosts"))
-        found += [f"host {number}: lease of {mac}" for mac in sorted(set(
-            re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", leases)) - macs)]
+        for kind in ("hosts", "leases"):
+            written = "".join(path.read_text() for path in folder.glob(f"*.{kind}"))
+            found += [f"host {number}: {mac} in {kind}" for mac in sorted(set(
+                re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", written)) - macs)]
     return found
 
 

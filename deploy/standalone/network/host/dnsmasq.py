@@ -3,13 +3,14 @@
 
 It gives the addresses of this host's ports and no others, and takes no names from guests. It has no way out of
 its namespace, so it refuses names that are not the network's; guests get the operator's DNS servers as the next to
-ask. A change of ports is a new hosts file and SIGHUP; whoever was given an address that now belongs to another MAC
-is struck from the leases, which takes a restart. Pure: servers.py runs it.
+ask. A change of ports is a new hosts file and SIGHUP; what was given to a port that is no more is taken back
+(leases.py). Pure: servers.py runs it.
 """
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
 
 from deploy.standalone.network.host.description import Address, Network, Port, Subnet
 from deploy.standalone.network.host.names import digest
@@ -24,7 +25,8 @@ MODES = {"slaac": "ra-only", "dhcpv6-stateless": "ra-stateless", "dhcpv6-statefu
 
 @dataclass(frozen=True, slots=True)
 class Dnsmasq:
-    """``fixed`` needs a restart when it differs, the others a SIGHUP. ``reserved``: address -> MAC."""
+    """``fixed`` needs a restart when it differs, the others a SIGHUP. ``reserved``: (address, MAC); ``own``: its own
+    addresses of IPv4."""
 
     network: str
     fixed: str
@@ -32,6 +34,7 @@ class Dnsmasq:
     names: str
     options: str
     reserved: tuple[tuple[str, str], ...]
+    own: tuple[IPv4Address, ...]
 
     @property
     def version(self) -> str:
@@ -62,7 +65,8 @@ def configure(network: Network, ports: list[Port], dns: tuple[Address, ...]) -> 
     for tag, subnet in served:
         options += _options(tag, subnet, network, dns)
     return Dnsmasq(network.id, "".join(f"{line}\n" for line in fixed), "".join(hosts), "".join(names), "".join(options),
-                   tuple(reserved))
+                   tuple(reserved), tuple(one.ip for one in network.dhcp.addresses if isinstance(one, IPv4Interface))
+                   if network.dhcp else ())
 
 
 def _lines(own: list[Address]) -> list[list[Address]]:

@@ -152,6 +152,15 @@ class Kernel:
             return made
         return self.inside(space, make)
 
+    def send(self, space: str, device: str, what: Iterable[tuple[bytes, tuple[str, int]]]) -> None:
+        """Send datagrams of IPv4, each with address and port, by a device in a namespace. Raises OSError."""
+        def act() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+                for data, to in what:
+                    sender.sendto(data, to)
+        self.inside(space, act)
+
     def announce(self, space: str, device: str, mac: str, addresses: Iterable[str]) -> None:
         """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
         def send() -> None:

@@ -4,10 +4,12 @@
 dnsmasq is a daemon of its own that outlives us: a host part that stops or dies takes no addresses from guests. Its
 files are below the runtime folder; the name of the configuration holds its hash, so that the command line of a
 running one says what it was started with. Must stay true: an address that belongs to a port now is given to that
-port's MAC at its first request, whoever had it before.
+port's MAC at its first request, whoever had it before; a port that is no more has no lease. What is wrong is read
+from dnsmasq's own file each time, so that nothing has to be remembered over a kill.
 """
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -16,9 +18,12 @@ from pathlib import Path
 
 from deploy.standalone.network.host.dnsmasq import Dnsmasq
 from deploy.standalone.network.host.kernel import SPACES, Failed, Kernel
+from deploy.standalone.network.host.leases import SERVER_PORT, Lease, moved, release, stale
 from deploy.standalone.network.host.names import Names
 
-LONGEST_STOP = 5.0
+LOG = logging.getLogger("network.host")
+LONGEST_STOP, LONGEST_RELEASE = 5.0, 0.5      # seconds
+DEVICE = "dhcp"
 
 
 class Servers:
@@ -34,17 +39,19 @@ class Servers:
         self._folder.chmod(0o755)
         state = (wanted.hosts, wanted.names, wanted.options)
         pid = self._running(wanted.network, wanted.version, space)
-        stale = self._has_stale_lease(wanted)
-        if pid is not None and not stale and self._told.get(wanted.network) == state:
+        old = self._stale(wanted)
+        if pid is not None and not old and self._told.get(wanted.network) == state:
             return []
-        for kind, text in zip(("hosts", "names", "options"), state, strict=True):
-            self._write(self._path(wanted.network, kind), text)
-        if pid is not None and not stale:
+        if pid is not None and all(one.mac for one in old):
+            self._write_all(wanted.network, state)
             os.kill(pid, signal.SIGHUP)
             self._told[wanted.network] = state
-            return [f"dnsmasq of {wanted.network} reads {len(wanted.reserved)} reservations"]
+            if not old or self._release(space, wanted, old):
+                return [f"dnsmasq of {wanted.network} reads {len(wanted.reserved)} reservations, "
+                        f"{len(old)} leases taken back"]
         self.stop(wanted.network)
-        self._strike(wanted)
+        self._strike(wanted)       # before the files: the old ones say who had an address of IPv6
+        self._write_all(wanted.network, state)
         config = self._path(wanted.network, f"{wanted.version}.conf")
         self._write(config, wanted.fixed)
         self._kernel.run("dnsmasq", f"--conf-file={config}", f"--pid-file={self._path(wanted.network, 'pid')}",
@@ -114,20 +121,36 @@ class Servers:
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
         return pid if config.encode() in _words(pid) and there == os.stat(SPACES / space).st_ino else None
 
-    def _leases(self, network: str) -> list[str]:
+    def _lines(self, network: str, kind: str) -> list[str]:
         try:
-            return self._path(network, "leases").read_text(errors="replace").splitlines()
+            return self._path(network, kind).read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return []
 
-    def _has_stale_lease(self, wanted: Dnsmasq) -> bool:
+    def _stale(self, wanted: Dnsmasq) -> list[Lease]:
         owners = dict(wanted.reserved)
-        return any(_is_stale(line, owners) for line in self._leases(wanted.network))
+        return stale(self._lines(wanted.network, "leases"), owners, moved(self._lines(wanted.network, "hosts"), owners))
+
+    def _release(self, space: str, wanted: Dnsmasq, old: list[Lease]) -> bool:
+        """Whether dnsmasq forgot these leases, and its file with it. Raises OSError."""
+        self._kernel.send(space, DEVICE, [(release(one, own), (str(own), SERVER_PORT))
+                                          for one in old for own in wanted.own])
+        deadline = time.monotonic() + LONGEST_RELEASE
+        while left := self._stale(wanted):
+            if time.monotonic() > deadline:
+                LOG.warning("dnsmasq of %s does not forget %s", wanted.network, ", ".join(one.address for one in left))
+                return False
+            time.sleep(0.002)
+        return True
 
     def _strike(self, wanted: Dnsmasq) -> None:
-        owners = dict(wanted.reserved)
-        kept = [f"{line}\n" for line in self._leases(wanted.network) if not _is_stale(line, owners)]
+        old = {one.line for one in self._stale(wanted)}
+        kept = [f"{line}\n" for line in self._lines(wanted.network, "leases") if line not in old]
         self._write(self._path(wanted.network, "leases"), "".join(kept))
+
+    def _write_all(self, network: str, state: tuple[str, str, str]) -> None:
+        for kind, text in zip(("hosts", "names", "options"), state, strict=True):
+            self._write(self._path(network, kind), text)
 
     def _path(self, network: str, kind: str) -> Path:
         return self._folder / f"{network}.{kind}"
@@ -145,9 +168,3 @@ def _words(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def _is_stale(line: str, owners: dict[str, str]) -> bool:
-    """Whether a lease of IPv4 (expiry, MAC, address, name, id) is of an address that is another's."""
-    words = line.split()
-    return len(words) >= 5 and words[2] in owners and ":" in words[1] and owners[words[2]] != words[1]
