@@ -40,8 +40,8 @@ class Images(Protocol):
 
 
 class Networks(Protocol):
-    """Reads the network service with the caller's token; records are as the service tells them. Raises Unavailable when
-    it does not answer, NotFound, Forbidden, Conflict and BadRequest when it refuses."""
+    """Reads and changes the network service with the caller's token; records are as the service tells them. Raises
+    Unavailable when it does not answer, NotFound, Forbidden, Conflict and BadRequest when it refuses."""
 
     def has_service(self) -> bool: ...
 
@@ -61,6 +61,17 @@ class Networks(Protocol):
         """The project's: id and name, or the whole of them with their rules."""
 
     def interfaces(self, token: str, server_id: str) -> list[Interface]: ...
+
+    # what users could do there themselves; a noun is a collection's name in the service's URLs
+    def records(self, token: str, noun: str, **filters: Any) -> list[dict[str, Any]]: ...
+
+    def record(self, token: str, noun: str, record_id: str) -> dict[str, Any]: ...
+
+    def create(self, token: str, noun: str, values: dict[str, Any]) -> dict[str, Any]: ...
+
+    def update(self, token: str, noun: str, record_id: str, values: dict[str, Any]) -> dict[str, Any]: ...
+
+    def delete(self, token: str, noun: str, record_id: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _opened: list[Any] = []
 
 def application(conf: cfg.ConfigOpts | None = None) -> Any:
     """The WSGI application over the real services; call it in the process that will serve it."""
-    from common.clients import network
+    from common.clients import network_records
     from common.clients.identity import Identity
     from common.clients.image import Client
     from common.rpc import agent, conductor
@@ -40,7 +40,7 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf), vault,
-                        network.Client(identity.network_url, conf.network.timeout))
+                        network_records.Records(identity.network_url, conf.network.timeout))
     return tokens.authenticated(app.create(services), conf)
 
 

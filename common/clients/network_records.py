@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network service's records as users see and change them, with their own tokens: what the API passes on.
+
+A noun is a collection's name in the service's URLs, such as "security-groups". Nothing is remembered here, and what
+the service answers is handed on as it is; who may do what is the service's to say.
+"""
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from common.clients.network import JSON, Client
+
+
+class Records(Client):
+    """A client that also makes, changes and removes. Every method raises what the service refuses with: BadRequest,
+    Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
+
+    def records(self, token: str, noun: str, **filters: Any) -> list[JSON]:
+        """Those that have all these values."""
+        return self._all(token, noun, filters)
+
+    def record(self, token: str, noun: str, record_id: str) -> JSON:
+        """One of them."""
+        return dict(self._json("GET", _path(noun, record_id), token)[_key(noun)])
+
+    def create(self, token: str, noun: str, values: JSON) -> JSON:
+        """Make one."""
+        return dict(self._json("POST", f"/{noun}", token, {_key(noun): values})[_key(noun)])
+
+    def update(self, token: str, noun: str, record_id: str, values: JSON) -> JSON:
+        """Change one."""
+        return dict(self._json("PUT", _path(noun, record_id), token, {_key(noun): values})[_key(noun)])
+
+    def delete(self, token: str, noun: str, record_id: str) -> None:
+        """Remove one."""
+        self._json("DELETE", _path(noun, record_id), token)
+
+
+def _path(noun: str, record_id: str) -> str:
+    return f"/{noun}/{quote(record_id, safe='')}"
+
+
+def _key(noun: str) -> str:
+    """What one of them is called in a body."""
+    return noun.replace("-", "_").removesuffix("s")
