@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from scheduler.proposals import Proposals
 from scheduler.select import Options
 from scheduler.service import OneAtATime
 from tests.functional.messages import Network, PrivateTransport
+from tests.workflows.networks import Networks
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
@@ -58,6 +59,7 @@ class Cloud:
     def __init__(self, database: str, broker: str, folder: Path) -> None:
         self.conf = config.load()
         self.network, self._database, self._broker, self._folder = Network(), database, broker, folder
+        self.ports = Networks()
         self.statements: Counter[str] = Counter()
         self.drivers: dict[str, MemoryDriver] = {}
         self._closers: list[Callable[[], Any]] = []
@@ -90,7 +92,7 @@ class Cloud:
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
         post = Messages(transport, Identity(self.conf))
-        conductor = Conductor(Engine(store, Clock(), post, owner, shutdown_timeout=0), post)
+        conductor = Conductor(Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports), post)
         store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
@@ -132,14 +134,15 @@ class Cloud:
             close()
 
     # --- what the API does ---
-    def create(self, count: int = 1) -> list[str]:
+    def create(self, count: int = 1, networks: Sequence[dict[str, Any]] = ()) -> list[str]:
         servers = [ids.new() for _ in range(count)]
         self._creator.create(Creation("project", "user", FLAVOR.vcpus, FLAVOR.memory_mb, count, count, "r-1",
-                                      lambda fitting: self._rows(servers)))
+                                      lambda fitting: self._rows(servers, list(networks))))
         self.bell.ring()
         return servers
 
-    def _rows(self, ids_of_servers: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _rows(self, ids_of_servers: list[str], networks: list[dict[str, Any]]
+              ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         servers, rows = [], []
         for server in ids_of_servers:
             action = ids.new()
@@ -148,9 +151,10 @@ class Cloud:
                 "vm_state": states.BUILDING, "task_state": states.SCHEDULING, "action": action, "flavor_id": "1",
                 "flavor": to_wire(FLAVOR), "vcpus": FLAVOR.vcpus, "memory_mb": FLAVOR.memory_mb,
                 "disk_gb": FLAVOR.disk_gb, "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [],
-                "reservation_id": "r-1"})
+                "reservation_id": "r-1", "interfaces": [] if networks else None})
             rows.append({"id": action, "server_id": server, "project_id": "project", "user_id": "user",
-                         "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1})
+                         "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1,
+                         "args": {"networks": networks}})
         return servers, rows
 
     def ask(self, server: str, key: str, value: str | None = None) -> None:

@@ -11,6 +11,7 @@ from common import states
 from tests.functional.cloud import Cloud
 
 STATEMENTS, MESSAGES, TRIES = 30, 6, 7
+WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as without
 BACKGROUND = {"sweep"}          #: once a second, whatever is asked: no part of a request's cost
 
 
@@ -59,3 +60,25 @@ def test_statements_and_messages_of_one_request(new_cloud: Callable[..., Cloud],
              "delete": cheapest(cloud, f"{kind} delete", of_the_next("delete"), states.DELETED)}
     assert {name: cost for name, cost in found.items() if cost[0] > STATEMENTS or cost[1] > MESSAGES} == {}
     assert cloud.findings() == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_what_a_port_adds(new_cloud: Callable[..., Cloud], kind: str) -> None:
+    cloud = new_cloud(kind)
+    cloud.start()
+    cloud.until_state(cloud.create(networks=[{"network": "n1"}]), states.ACTIVE)
+    servers: list[str] = []
+
+    def create() -> str:
+        servers.extend(cloud.create(networks=[{"network": "n1"}]))
+        return servers[-1]
+
+    def delete() -> str:
+        server = servers.pop()
+        cloud.ask(server, "delete")
+        return server
+    found = {"create": cheapest(cloud, f"{kind} create with a port", create, states.ACTIVE),
+             "delete": cheapest(cloud, f"{kind} delete with a port", delete, states.DELETED)}
+    assert {name: cost for name, cost in found.items() if cost[0] > WITH_A_PORT[name] or cost[1] > MESSAGES} == {}
+    assert cloud.findings() == []
+    assert len(cloud.ports.held) == 1
