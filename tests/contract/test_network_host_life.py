@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from deploy.standalone.network.host.applier import FORWARDING
 from deploy.standalone.network.host.description import parse
 from deploy.standalone.network.host.desired import Place, desire
 from deploy.standalone.network.host.kernel import Kernel
-from deploy.standalone.network.host.ledger import assign
+from deploy.standalone.network.host.ledger import Ledger, assign
 from deploy.standalone.network.host.names import Names
 from deploy.standalone.network.host.nft import changes, gone, whole
+from deploy.standalone.network.host.service import Host, clean
 from tests.contract.network_lab import Lab, await_true, mac, rule, run
 
 
@@ -177,6 +179,30 @@ def some_description(chance: random.Random) -> dict[str, Any]:
         "rules": [rule(chance.choice(["ingress", "egress"]), protocol="tcp", port_min=chance.randrange(1, 9),
                        port_max=9, remote_group=chance.choice([None, *groups])) for _ in range(chance.randrange(4))]}
         for group in groups}}
+
+
+def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> None:
+    space = lab.space("two")
+    run("ip", "netns", "add", space)
+    try:
+        kernel = Kernel(Path("/run/netns") / space)
+        kernel.sysctl(FORWARDING, "0")
+        places = {folder: Place(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
+                  for folder in (tmp_path / "one", tmp_path / "other")}
+        (one, other) = (Host(place, kernel, Ledger(folder), None) for folder, place in places.items())
+        for host in (one, other):
+            host.applier.prepare(True)
+            assert host.apply(full=True) == {}
+        assert clean(one.place.names, kernel, one.ledger.folder) == []
+        assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
+        assert kernel.sysctl(FORWARDING) == "1"          # it was switched on for both, by the first
+        kernel.sysctl(FORWARDING, "0")                   # as if it had been restored just before the other began
+        assert other.apply(full=True) == {}
+        assert kernel.sysctl(FORWARDING) == "1"
+        assert clean(other.place.names, kernel, other.ledger.folder) == []
+        assert kernel.sysctl(FORWARDING) == "0"
+    finally:
+        run("ip", "netns", "del", space)
 
 
 def test_clean_leaves_nothing(lab: Lab) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from deploy.standalone.network.host.desired import Bridge, Desired, Plug, Space, Tunnel
 from deploy.standalone.network.host.kernel import EVERYONE, Failed, Kernel, Link
 from deploy.standalone.network.host.ledger import Ledger
-from deploy.standalone.network.host.names import Names
+from deploy.standalone.network.host.names import TABLES, Names
 from deploy.standalone.network.host.nft import Table, changes, gone, whole
 from deploy.standalone.network.host.servers import Servers
 
@@ -42,6 +42,7 @@ class Applier:
         self._done: dict[str, object] = {}
         self._tables: tuple[Table, ...] = ()
         self._listed: tuple[str, ...] | None = None
+        self._settings: tuple[str, ...] = ()
 
     def apply(self, desired: Desired, full: bool = False) -> dict[str, str]:
         """Make it so. Returns what failed: name of a bridge or namespace, or "rules" -> reason."""
@@ -62,18 +63,9 @@ class Applier:
         return wrong
 
     def prepare(self, forwards: bool) -> None:
-        """Settings of the host's namespace. Raises Failed."""
-        for name in (*BRIDGE_SYSCTLS, *([FORWARDING] if forwards else [])):
-            try:
-                before = self.kernel.sysctl(name)
-            except OSError:
-                self.kernel.run("modprobe", "br_netfilter")
-                before = self.kernel.sysctl(name)
-            if before != "1":
-                self._ledger.sysctls.setdefault(name, before)
-                self._ledger.keep()
-                self.kernel.sysctl(name, "1")
-                LOG.info("%s is 1 now, was %s", name, before)
+        """Settings of the host's namespace, which every full look renews. Raises Failed, OSError."""
+        self._settings = (*BRIDGE_SYSCTLS, *([FORWARDING] if forwards else []))
+        self._set()
         for family in ("ip", "ip6"):
             if "policy drop" in self.kernel.listed(f"chain {family} filter FORWARD"):
                 LOG.warning("this machine's own firewall drops what is forwarded (chain FORWARD of %s filter): guests "
@@ -87,11 +79,33 @@ class Applier:
         self._remove(nothing, wrong)
         for family in ("bridge", "inet"):
             self._try("rules", wrong, self.kernel.nft, gone(family, self._names.table))
-        for name, value in self._ledger.sysctls.items():
-            self._try(name, wrong, self.kernel.sysctl, name, value)
+        self._try("settings", wrong, self._restore)
         if not wrong:
             self._ledger.clear()
         return [f"{name}: {reason}" for name, reason in wrong.items()]
+
+    def _set(self) -> None:
+        for name in self._settings:
+            try:
+                before = self.kernel.sysctl(name)
+            except OSError:
+                self.kernel.run("modprobe", "br_netfilter")
+                before = self.kernel.sysctl(name)
+            if before != "1":
+                self._ledger.sysctls.setdefault(name, before)
+                self._ledger.keep()
+                self.kernel.sysctl(name, "1")
+                LOG.info("%s is 1 now, was %s", name, before)
+
+    def _restore(self) -> None:
+        """Settings as they were; not while another host part, of this or another cloud, needs them here too."""
+        others = {words[2] for words in map(str.split, self.kernel.run("nft", "list", "tables").splitlines())
+                  if words[2].startswith(TABLES)}
+        for name, value in self._ledger.sysctls.items():
+            if others:
+                LOG.warning("%s stays 1, it was %s: there are still rules of %s", name, value, ", ".join(others))
+            else:
+                self.kernel.sysctl(name, value)
 
     def _try(self, name: str, wrong: dict[str, str], act: Callable[..., object], *what: object) -> bool:
         try:
@@ -106,6 +120,8 @@ class Applier:
     def _rules(self, desired: Desired, full: bool) -> None:
         """The rules, as little as differs from what is known to be there."""
         wanted, there = desired.rules, self._tables
+        if full:
+            self._set()
         if there == wanted and (not full or (self._listed is not None and self._list() == self._listed)):
             return
         less = changes(there, wanted) if there and not full else None

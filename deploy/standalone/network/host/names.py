@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST_DEVICE = 15
+TABLES = "kn_"      # what the tables of every host part begin with, of all clouds
 
 
 def bridge(network: str) -> str:
@@ -44,7 +45,7 @@ class Names:
     @property
     def table(self) -> str:
         """Of both nft tables, one in the family bridge and one in inet."""
-        return f"kn_{self.tag}"
+        return f"{TABLES}{self.tag}"
 
     @property
     def spaces(self) -> str:
