@@ -46,32 +46,28 @@ def create(services: Services) -> Any:
     app.add_route("/v2", versions.Document())
     app.add_route("/v2.1", versions.Document())
     app.add_route("/v2.1/versions/{version_id}", versions.Document())
-    for path, rows in routes.by_path().items():
-        app.add_route("/v2.1" + path, Endpoint(rows, services, policy))
-    for path, methods in routes.GONE.items():
-        app.add_route("/v2.1" + path, Gone(methods))
+    known = routes.by_path()
+    for path in [*known, *(path for path in routes.GONE if path not in known)]:
+        app.add_route("/v2.1" + path, Endpoint(known.get(path, []), routes.GONE.get(path, ""), services, policy))
     app.add_sink(versions.choices, r"/(?!v2)")
     return app
 
 
-class Gone:
-    """A path whose operations were removed from the API: 410, whatever is asked."""
-
-    def __init__(self, methods: str) -> None:
-        for method in methods.split():
-            setattr(self, f"on_{method.lower()}", self._serve)
-
-    def _serve(self, req: falcon.Request, resp: falcon.Response, **params: str) -> None:
-        raise falcon.HTTPGone()
-
-
 class Endpoint:
-    """One path: among its rows the method and the microversion choose, and the row says the rest."""
+    """One path: among its rows the method and the microversion choose, and the row says the rest.
 
-    def __init__(self, rows: list[Route], services: Services, policy: Policy) -> None:
+    gone: the methods that were removed from the API: 410, whatever is asked.
+    """
+
+    def __init__(self, rows: list[Route], gone: str, services: Services, policy: Policy) -> None:
         self._rows, self._services, self._policy = rows, services, policy
         for method in {row.method for row in rows}:
             setattr(self, f"on_{method.lower()}", self._serve)
+        for method in gone.split():
+            setattr(self, f"on_{method.lower()}", self._refuse)
+
+    def _refuse(self, req: falcon.Request, resp: falcon.Response, **params: str) -> None:
+        raise falcon.HTTPGone()
 
     def _serve(self, req: middleware.HttpRequest, resp: falcon.Response, **params: str) -> None:
         state = req.context

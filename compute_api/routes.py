@@ -19,11 +19,14 @@ from compute_api.resources import (
     extensions,
     external_events,
     flavors,
+    floating_ips,
     hypervisors,
     instance_actions,
     interfaces,
     keypairs,
+    networks,
     quota_sets,
+    security_group_proxy,
     security_groups,
     server_actions,
     server_create,
@@ -41,6 +44,7 @@ from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
 from compute_api.schemas import interfaces as interface_bodies
 from compute_api.schemas import keypairs as keypair_bodies
+from compute_api.schemas import network_proxies as network_bodies
 from compute_api.schemas import quota_sets as quota_bodies
 from compute_api.schemas import server_actions as server_action_bodies
 from compute_api.schemas import server_groups as group_bodies
@@ -80,6 +84,7 @@ class Route:
 
 _P = "os_compute_api:"
 _SERVER, _FLAVOR = "/servers/{server_id}", "/flavors/{flavor_id}"
+_PROXIED = "2.35"            # the last version that has proxies to other services
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/extensions", extensions.index, _P + "extensions"),
@@ -230,9 +235,37 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/os-availability-zone/detail", availability_zones.detail, _P + "os-availability-zone:detail"),
     Route("GET", "/os-aggregates", availability_zones.list_aggregates, _P + "os-aggregates:index"),
     Route("GET", "/os-aggregates/{aggregate_id}", availability_zones.show_aggregate, _P + "os-aggregates:show"),
+
+    # proxies to the network service
+    Route("GET", "/os-networks", networks.index, _P + "os-networks:list", until=_PROXIED),
+    Route("GET", "/os-networks/{network_id}", networks.show, _P + "os-networks:show", until=_PROXIED),
+    Route("GET", "/os-tenant-networks", networks.tenant_index, _P + "os-tenant-networks:list", until=_PROXIED),
+    Route("GET", "/os-tenant-networks/{network_id}", networks.tenant_show, _P + "os-tenant-networks:show",
+          until=_PROXIED),
+    Route("GET", "/os-security-groups", security_group_proxy.index, _P + "os-security-groups:get", until=_PROXIED,
+          query=network_bodies.GROUPS),
+    Route("POST", "/os-security-groups", security_group_proxy.create, _P + "os-security-groups:create", until=_PROXIED,
+          body=network_bodies.GROUP),
+    Route("GET", "/os-security-groups/{group_id}", security_group_proxy.show, _P + "os-security-groups:show",
+          until=_PROXIED),
+    Route("PUT", "/os-security-groups/{group_id}", security_group_proxy.update, _P + "os-security-groups:update",
+          until=_PROXIED, body=network_bodies.GROUP),
+    Route("DELETE", "/os-security-groups/{group_id}", security_group_proxy.delete, _P + "os-security-groups:delete",
+          until=_PROXIED, success=202),
+    Route("POST", "/os-security-group-rules", security_group_proxy.create_rule, _P + "os-security-groups:rule:create",
+          until=_PROXIED, body=network_bodies.RULE),
+    Route("DELETE", "/os-security-group-rules/{rule_id}", security_group_proxy.delete_rule,
+          _P + "os-security-groups:rule:delete", until=_PROXIED, success=202),
+    Route("GET", "/os-floating-ips", floating_ips.index, _P + "os-floating-ips:list", until=_PROXIED),
+    Route("POST", "/os-floating-ips", floating_ips.create, _P + "os-floating-ips:create", until=_PROXIED,
+          body=network_bodies.FLOATING_IP),
+    Route("GET", "/os-floating-ips/{floating_ip_id}", floating_ips.show, _P + "os-floating-ips:show", until=_PROXIED),
+    Route("DELETE", "/os-floating-ips/{floating_ip_id}", floating_ips.delete, _P + "os-floating-ips:delete",
+          until=_PROXIED, success=202),
+    Route("GET", "/os-floating-ip-pools", floating_ips.pools, _P + "os-floating-ip-pools", until=_PROXIED),
 )
 
-#: Removed operations: path to methods; 410 at every microversion.
+#: Removed operations: path to methods; 410 at every microversion. Other methods of the path may have rows.
 GONE: dict[str, str] = {
     "/os-agents": "GET POST", "/os-agents/{id}": "PUT DELETE",
     "/os-cells": "GET POST", "/os-cells/capacities": "GET", "/os-cells/detail": "GET", "/os-cells/info": "GET",
@@ -244,10 +277,10 @@ GONE: dict[str, str] = {
     "/os-floating-ip-dns/{id}/entries/{entry}": "GET PUT DELETE",
     "/os-floating-ips-bulk": "GET POST", "/os-floating-ips-bulk/{id}": "GET PUT",
     "/os-fping": "GET", "/os-fping/{id}": "GET",
-    "/os-networks": "POST", "/os-networks/add": "POST", "/os-networks/{id}": "DELETE",
-    "/os-networks/{id}/action": "POST",
+    "/os-networks": "POST", "/os-networks/add": "POST", "/os-networks/{network_id}": "DELETE",
+    "/os-networks/{network_id}/action": "POST",
     "/os-security-group-default-rules": "GET POST", "/os-security-group-default-rules/{id}": "GET DELETE",
-    "/os-tenant-networks": "POST", "/os-tenant-networks/{id}": "DELETE",
+    "/os-tenant-networks": "POST", "/os-tenant-networks/{network_id}": "DELETE",
     "/servers/{server_id}/consoles": "GET POST", "/servers/{server_id}/consoles/{id}": "GET DELETE",
     "/servers/{server_id}/os-virtual-interfaces": "GET",
 }

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/os-networks and /os-tenant-networks, until 2.35: the networks that the caller may use, by id and name."""
+from __future__ import annotations
+
+from typing import Any
+
+from compute_api.request import Request
+from compute_api.resources import network_records, server_networks
+from compute_api.resources.network_records import NETWORKS
+from compute_api.views import networks as view
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-networks"""
+    return {"networks": [view.network(one, request.is_admin) for one in _usable(request)]}
+
+
+def show(request: Request, network_id: str) -> dict[str, Any]:
+    """GET /os-networks/{id}"""
+    return {"network": view.network(network_records.one(request, NETWORKS, network_id), request.is_admin)}
+
+
+def tenant_index(request: Request) -> dict[str, Any]:
+    """GET /os-tenant-networks"""
+    return {"networks": [view.tenant_network(one) for one in _usable(request)]}
+
+
+def tenant_show(request: Request, network_id: str) -> dict[str, Any]:
+    """GET /os-tenant-networks/{id}"""
+    return {"network": view.tenant_network(network_records.one(request, NETWORKS, network_id))}
+
+
+def _usable(request: Request) -> list[dict[str, Any]]:
+    """The project's own networks and the shared ones."""
+    networks = server_networks.service(request)
+    return [] if networks is None else networks.networks(request.context.token, request.context.project_id)
