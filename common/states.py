@@ -48,8 +48,9 @@ class Action:
     key: the body key of POST /servers/{id}/action, or the HTTP operation in words; ``when`` picks among
     rows of one key by the body's value. name: as os-instance-actions shows it. vm, task: the states it may
     start from (ANY: not asked). during: the task_state meanwhile (None: keeps None). after: the vm_state
-    when it succeeded (None: unchanged). workflow: what the conductor runs; None with ``query`` for a
-    question that the host answers at once, or with ``immediate``: what the accepting transaction does by itself.
+    when it succeeded (None: unchanged). workflow: what the conductor runs; None with ``query`` for what
+    the API does at once and journals nowhere (a question to the host, a change at the network service by the user's own
+    token), or with ``immediate``: what the accepting transaction does by itself.
     supersedes: it ends a running action instead of being refused.
     locked: a lock forbids it to all but admins. answer_after: the step whose outcome the API waits for.
     """
@@ -123,6 +124,14 @@ ACTIONS: tuple[Action, ...] = (
            workflow="add_security_group", answer_after="change"),
     Action("removeSecurityGroup", "removeSecurityGroup", _P + "os-security-groups:remove", vm=_ALIVE,
            workflow="remove_security_group", answer_after="change"),
+    Action("addFixedIp", "addFixedIp", _P + "os-multinic:add", query="add_fixed_ip", task=ANY, locked=False,
+           until="2.43"),
+    Action("removeFixedIp", "removeFixedIp", _P + "os-multinic:remove", query="remove_fixed_ip", task=ANY, locked=False,
+           until="2.43"),
+    Action("addFloatingIp", "addFloatingIp", _P + "os-floating-ips:add", query="add_floating_ip", task=ANY,
+           locked=False, until="2.43"),
+    Action("removeFloatingIp", "removeFloatingIp", _P + "os-floating-ips:remove", query="remove_floating_ip", task=ANY,
+           locked=False, until="2.43"),
     Action("lock", "lock", _P + "os-lock-server:lock", task=ANY, immediate="lock", locked=False),
     Action("unlock", "unlock", _P + "os-lock-server:unlock", task=ANY, immediate="unlock", locked=False),
     Action("os-resetState", "resetState", _P + "os-admin-actions:reset_state", task=ANY, immediate="reset_state",

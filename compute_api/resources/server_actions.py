@@ -2,7 +2,8 @@
 """POST /servers/{id}/action: the body's key chooses the rows of ``states.ACTIONS``, and they say the rest.
 
 An action that a workflow carries out is begun and answered 202; one with ``answer_after`` waits for that step; an
-immediate one is done when it is answered; a question goes to the host at once.
+immediate one is done when it is answered; a question goes to the host at once, and a change of addresses to the network
+service.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from compute_api import microversions, passwords, waiting
 from compute_api.asking import ask
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
-from compute_api.resources import consoles, security_groups, server_preparing, server_rebuild
+from compute_api.resources import consoles, floating_ips, security_groups, server_preparing, server_rebuild
 from compute_api.schemas import server_actions as schemas
 
 #: What an action makes of its body, by the body's key; others need nothing.
@@ -102,8 +103,9 @@ def console_output(request: Request, server: Any) -> dict[str, Any]:
     return {"output": _UNPRINTABLE.sub("", output)}
 
 
-#: What an action answers at once, by the row's ``query``.
-QUERIES: dict[str, Callable[[Request, Any], dict[str, Any]]] = {
+#: What an action answers at once, by the row's ``query``; None: nothing but its status.
+QUERIES: dict[str, Callable[[Request, Any], dict[str, Any] | None]] = {
+    **floating_ips.ACTIONS,
     "console_output": console_output,
     "vnc_console": consoles.by_action("os-getVNCConsole", "vnc"),
     "spice_console": consoles.by_action("os-getSPICEConsole", "spice"),

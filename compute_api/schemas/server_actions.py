@@ -2,7 +2,7 @@
 """Bodies of POST /servers/{id}/action, by their key."""
 from __future__ import annotations
 
-from compute_api.schemas import consoles
+from compute_api.schemas import consoles, network_proxies
 from compute_api.schemas.common import (
     ANY,
     BOOLEAN,
@@ -47,6 +47,7 @@ BY_KEY: dict[str, Versioned] = {
         {"type": {"enum": ["HARD", "Hard", "hard", "SOFT", "Soft", "soft"]}}, ("type",)))),
     "os-getConsoleOutput": Versioned(wrapped("os-getConsoleOutput", record({"length": _LENGTH}))),
     **consoles.ACTIONS,
+    **network_proxies.ACTIONS,
     "rescue": Versioned(wrapped("rescue", _or_null(record({"adminPass": _PASSWORD, "rescue_image_ref": UUID})))),
     "rebuild": Versioned(
         wrapped("rebuild", record({

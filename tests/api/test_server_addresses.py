@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions that give a server floating and fixed addresses, until 2.43: done at the network service at once."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import ids
+from common.store import schema
+from tests.api.conftest import OTHER, PROJECT, Cloud
+from tests.api.networks import Networks
+
+ACTIONS = {"addFloatingIp": {"address": "172.24.4.2"}, "removeFloatingIp": {"address": "172.24.4.2"},
+           "addFixedIp": {"networkId": ids.new()}, "removeFixedIp": {"address": "10.0.0.9"}}
+NAMED = pytest.mark.parametrize("name", ACTIONS)
+
+
+def act(cloud: Cloud, server: str, name: str, mv: str = "2.43", token: str = "user", **body: Any) -> Any:
+    return cloud.call("POST", f"/servers/{server}/action", {name: body or ACTIONS[name]}, mv=mv, token=token)
+
+
+@pytest.fixture
+def scene(wired: Cloud, networks: Networks) -> tuple[Cloud, Networks, str]:
+    """A server with the address 10.0.0.9, a router and the floating address 172.24.4.2."""
+    server, red = wired.create(mv="2.37"), networks.add_network("red", PROJECT)
+    public = networks.add_network("public", OTHER, "172.24.4.0/29", external=True)
+    networks.add_router(public, red)
+    networks.add_port(red, PROJECT, "10.0.0.9", device_id=server)
+    networks.create("user", "floatingips", {"floating_network_id": public})
+    wired.rest(server)
+    return wired, networks, server
+
+
+def led(networks: Networks) -> str | None:
+    found: str | None = networks.floating_ips[0]["fixed_ip_address"]
+    return found
+
+
+def fixed(networks: Networks, server: str) -> list[str]:
+    return [one["ip_address"] for port in networks.ports("user", device_id=server) for one in port["fixed_ips"]]
+
+
+@NAMED
+def test_until_when_and_for_whom(scene: tuple[Cloud, Networks, str], cloud: Cloud, name: str) -> None:
+    wired, networks, server = scene
+    assert act(wired, server, name, mv="2.44").status_code == 404
+    assert act(wired, server, name, token="reader").status_code == 403
+    assert act(wired, server, name, token="stranger").status_code == 404
+    assert act(wired, ids.new(), name).status_code == 404
+    assert act(wired, server, name, more="x").status_code == 400
+    assert act(wired, server, name, more="x", **ACTIONS[name]).status_code == 400
+    assert act(cloud, cloud.create(), name).status_code == 404
+    networks.down = True
+    assert act(wired, server, name).status_code == 503
+
+
+def test_a_floating_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    before, rung = wired.rows(schema.actions), wired.bell.rung
+    for mv in ("2.1", "2.43"):
+        answer = act(wired, server, "addFloatingIp", mv=mv)
+        assert (answer.status_code, answer.text) == (202, "")
+        assert led(networks) == "10.0.0.9"
+        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 202
+        assert led(networks) is None
+        assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 409
+    assert (wired.rows(schema.actions), wired.bell.rung) == (before, rung)
+
+
+def test_a_lock_or_another_action_is_not_in_the_way(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    wired.rest(server, task_state="rebooting", action="held", locked=True, locked_by="admin")
+    assert act(wired, server, "addFloatingIp").status_code == 202
+    assert led(networks) == "10.0.0.9"
+
+
+def test_which_fixed_address_it_leads_to(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    six = networks.add_network("six", PROJECT, "fd00::/64")
+    port = networks.ports("user", device_id=server)[0]
+    port["fixed_ips"] = [*networks.port("user", networks.add_port(six, PROJECT, "fd00::9"))["fixed_ips"],
+                         *port["fixed_ips"], {"subnet_id": port["fixed_ips"][0]["subnet_id"], "ip_address": "10.0.0.8"}]
+    assert act(wired, server, "addFloatingIp").status_code == 202
+    assert led(networks) == "10.0.0.9"
+    assert act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.8").status_code == 202
+    assert led(networks) == "10.0.0.8"
+    answer = act(wired, server, "addFloatingIp", address="172.24.4.2", fixed_address="10.0.0.7")
+    assert answer.status_code == 400
+    assert "10.0.0.7 is not a fixed address of server" in answer.json["badRequest"]["message"]
+    port["fixed_ips"] = port["fixed_ips"][:1]
+    assert act(wired, server, "addFloatingIp").status_code == 400       # only IPv6 is left
+    port["fixed_ips"] = []
+    assert act(wired, server, "addFloatingIp").status_code == 400
+
+
+def test_floating_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    for name in ("addFloatingIp", "removeFloatingIp"):
+        assert act(wired, server, name, address="172.24.4.6").status_code == 404
+        assert act(wired, server, name, address="nowhere").status_code == 400
+    networks.create("user", "floatingips", {"floating_network_id": networks.floating_ips[0]["floating_network_id"]})
+    assert act(wired, server, "addFloatingIp").status_code == 202
+    assert act(wired, server, "addFloatingIp", address="172.24.4.3").status_code == 400     # it has one already
+    other = wired.create(mv="2.37")
+    wired.rest(other)
+    assert act(wired, other, "removeFloatingIp").status_code == 409
+    assert led(networks) == "10.0.0.9"
+    networks.routed.clear()
+    assert act(wired, server, "addFloatingIp").status_code == 400
+    networks.floating_ips[1]["floating_ip_address"] = "172.24.4.2"
+    assert act(wired, server, "addFloatingIp").status_code == 409
+
+
+def test_a_fixed_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    [port] = networks.ports("user", device_id=server)
+    answer = act(wired, server, "addFixedIp", networkId=port["network_id"])
+    assert (answer.status_code, answer.text) == (202, "")
+    assert fixed(networks, server) == ["10.0.0.9", "10.0.0.2"]
+    assert act(wired, server, "removeFixedIp", address="10.0.0.9").status_code == 202
+    assert fixed(networks, server) == ["10.0.0.2"]
+    answer = act(wired, server, "removeFixedIp", address="10.0.0.9")
+    assert answer.status_code == 400
+    assert "10.0.0.9 is not a fixed address of server" in answer.json["badRequest"]["message"]
+
+
+def test_fixed_addresses_that_cannot_be(scene: tuple[Cloud, Networks, str]) -> None:
+    wired, networks, server = scene
+    for network in (networks.add_network("blue", PROJECT), "red", 5):
+        answer = act(wired, server, "addFixedIp", networkId=network)
+        assert answer.status_code == 404
+        assert "attach an interface instead" in answer.json["itemNotFound"]["message"]
+    assert act(wired, server, "addFixedIp", networkId="x" * 37).status_code == 400
+    small = networks.add_network("small", PROJECT, "10.9.0.0/30")
+    networks.add_port(small, PROJECT, "10.9.0.2", device_id=server)
+    assert act(wired, server, "addFixedIp", networkId=small).status_code == 400     # no address is left
+    assert fixed(networks, server) == ["10.0.0.9", "10.9.0.2"]
