@@ -12,12 +12,12 @@ from compute_api.views import networks as view
 
 def index(request: Request) -> dict[str, Any]:
     """GET /os-networks"""
-    return {"networks": [view.network(one, request.is_admin) for one in _usable(request)]}
+    return {"networks": [view.network(one) for one in _usable(request)]}
 
 
 def show(request: Request, network_id: str) -> dict[str, Any]:
     """GET /os-networks/{id}"""
-    return {"network": view.network(network_records.one(request, NETWORKS, network_id), request.is_admin)}
+    return {"network": view.network(network_records.one(request, NETWORKS, network_id))}
 
 
 def tenant_index(request: Request) -> dict[str, Any]:
