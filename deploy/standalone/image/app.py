@@ -1,30 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the image service, all in one list, behind keystonemiddleware."""
 
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any
 
-from keystonemiddleware.auth_token import AuthProtocol
-
-from deploy.standalone.image.caller import OPEN, Authentication
+from deploy.standalone.image.caller import Authentication
 from deploy.standalone.image.documents import Info, Schemas, Versions
 from deploy.standalone.image.images import Data, Image, Images
 from deploy.standalone.image.members import Members
 from deploy.standalone.image.shelf import Shelf
 from deploy.standalone.web import App, application
-
-
-def guarded(app: App, identity: Mapping[str, Any]) -> Callable[..., Any]:
-    """`app` behind keystonemiddleware's auth_token, whose options `identity` holds; version documents are in front."""
-    # It warns of every option that belongs to its authentication plugin.
-    logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
-    behind = AuthProtocol(app, dict(identity))
-
-    def choose(environ: dict[str, Any], start_response: Any) -> Any:
-        return (app if environ["PATH_INFO"] in OPEN else behind)(environ, start_response)
-
-    return choose
 
 
 def build(shelf: Shelf) -> App:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.standalone.network serve`: the network service's command.
 
-It asks the identity service about tokens, and tells the compute service of events, as the user kilonova, whose
-password comes from a file or, without the option, from KILONOVA_SERVICE_PASSWORD; never from an argument, which every
-user of the machine can read.
+It asks the identity service about tokens, and tells the compute service of events, as the user kilonova (see
+deploy.standalone.guard).
 """
 
 import argparse
@@ -15,15 +14,14 @@ from types import FrameType
 from typing import Any
 
 from deploy.standalone.database import Database
-from deploy.standalone.network.app import build, guarded
+from deploy.standalone.guard import add_identity_options, guarded, identity_of
+from deploy.standalone.network.app import build
+from deploy.standalone.network.caller import OPEN
 from deploy.standalone.network.fabric import Fabric, Settings
 from deploy.standalone.network.schema import METADATA
 from deploy.standalone.network.service import Service
 from deploy.standalone.network.telling import Compute
-from deploy.standalone.web import add_options, secret, serve
-
-TOKEN_CACHE_SECONDS = 30
-"""For how long a revoked token may still work here."""
+from deploy.standalone.web import add_options, serve
 
 
 def main() -> None:
@@ -34,10 +32,7 @@ def main() -> None:
     # Every host holds a thread for as long as nothing changes.
     serving.set_defaults(threads=32)
     serving.add_argument("--db", type=Path, required=True, metavar="FILE")
-    serving.add_argument("--auth-url", required=True, metavar="URL", help="of the identity service, with /v3")
-    serving.add_argument("--username", default="kilonova")
-    serving.add_argument("--project", default="service")
-    serving.add_argument("--password-file")
+    add_identity_options(serving)
     serving.add_argument("--compute-url", metavar="URL", help="of the compute service; default: from the catalogue")
     serving.add_argument("--no-hosts", action="store_true", help="ports are wired as soon as they are bound")
     serving.add_argument("--dns", type=_addresses, default=(), metavar="ADDRESS,...",
@@ -45,8 +40,8 @@ def main() -> None:
     serving.add_argument("--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment")
     serving.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
     options = parser.parse_args()
-    identity = _identity(options)
-    serve(lambda: guarded(_start(options, identity), identity), options, lambda: None)
+    identity = identity_of(options)
+    serve(lambda: guarded(_start(options, identity), identity, OPEN), options, lambda: None)
 
 
 def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
@@ -72,22 +67,6 @@ def _before(number: signal.Signals, action: Callable[[], None]) -> None:
 
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(str(ip_address(word)) for word in text.split(",") if word)
-
-
-def _identity(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "auth_type": "password",
-        "auth_url": options.auth_url,
-        "username": options.username,
-        "password": secret(options.password_file, "KILONOVA_SERVICE_PASSWORD"),
-        "project_name": options.project,
-        "user_domain_id": "default",
-        "project_domain_id": "default",
-        "www_authenticate_uri": options.auth_url,
-        "token_cache_time": TOKEN_CACHE_SECONDS,
-        "include_service_catalog": False,
-        "service_token_roles_required": True,
-    }
 
 
 if __name__ == "__main__":

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of the network service, all in one list, behind keystonemiddleware."""
 
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from keystonemiddleware.auth_token import AuthProtocol
 
 from deploy.standalone.network.agents import Agents, Availabilities
-from deploy.standalone.network.caller import OPEN, Authentication
+from deploy.standalone.network.caller import Authentication
 from deploy.standalone.network.documents import Extensions, Versions, Zones
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import write_error
@@ -26,18 +21,6 @@ from deploy.standalone.web import App, application
 
 ROUTERS = Routers()
 NOUNS = (Networks(), Subnets(), Ports(), SecurityGroups(), SecurityGroupRules(), ROUTERS, FloatingIps())
-
-
-def guarded(app: App, identity: Mapping[str, Any]) -> Callable[..., Any]:
-    """`app` behind keystonemiddleware's auth_token, whose options `identity` holds; version documents are in front."""
-    # It warns of every option that belongs to its authentication plugin.
-    logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
-    behind = AuthProtocol(app, dict(identity))
-
-    def choose(environ: dict[str, Any], start_response: Any) -> Any:
-        return (app if environ["PATH_INFO"] in OPEN else behind)(environ, start_response)
-
-    return choose
 
 
 def build(fabric: Fabric) -> App:

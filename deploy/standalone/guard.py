@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands before a standalone service: keystonemiddleware, which asks the identity service about tokens as the
+user kilonova. The password comes from a file or, without the option, from KILONOVA_SERVICE_PASSWORD; never from an
+argument, which every user of the machine can read.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from keystonemiddleware.auth_token import AuthProtocol
+
+from deploy.standalone.web import App, secret
+
+TOKEN_CACHE_SECONDS = 30
+"""For how long a revoked token may still work."""
+
+
+def add_identity_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `identity_of` reads."""
+    parser.add_argument("--auth-url", required=True, metavar="URL", help="of the identity service, with /v3")
+    parser.add_argument("--username", default="kilonova")
+    parser.add_argument("--project", default="service")
+    parser.add_argument("--password-file")
+
+
+def identity_of(options: argparse.Namespace) -> dict[str, Any]:
+    """keystonemiddleware's options. Raises SystemExit when there is no password."""
+    return {
+        "auth_type": "password",
+        "auth_url": options.auth_url,
+        "username": options.username,
+        "password": secret(options.password_file, "KILONOVA_SERVICE_PASSWORD"),
+        "project_name": options.project,
+        "user_domain_id": "default",
+        "project_domain_id": "default",
+        "www_authenticate_uri": options.auth_url,
+        "token_cache_time": TOKEN_CACHE_SECONDS,
+        "include_service_catalog": False,
+        "service_token_roles_required": True,
+    }
+
+
+def guarded(app: App, identity: Mapping[str, Any], is_open: Collection[str]) -> Callable[..., Any]:
+    """`app` behind keystonemiddleware with these options; the paths `is_open` (version documents) are in front."""
+    # It warns of every option that belongs to its authentication plugin.
+    logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
+    behind = AuthProtocol(app, dict(identity))
+
+    def choose(environ: dict[str, Any], start_response: Any) -> Any:
+        return (app if environ["PATH_INFO"] in is_open else behind)(environ, start_response)
+
+    return choose
