@@ -17,6 +17,7 @@ from compute_api import waiting
 from compute_api.dependencies import Networks
 from compute_api.request import Answer, Request
 from compute_api.resources import server_networks
+from compute_api.validation import FORMATS
 from compute_api.views import interfaces as view
 
 ATTACH, DETACH = states.row("attach_interface"), states.row("detach_interface")
@@ -35,7 +36,7 @@ def show(request: Request, server: Any, port_id: str) -> dict[str, Any]:
     """GET …/os-interface/{port_id}"""
     networks = server_networks.service(request)
     missing = errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
-    if networks is None:
+    if networks is None or not FORMATS["uuid"](port_id):
         raise missing
     try:
         port = networks.port(request.context.token, port_id)

@@ -77,6 +77,13 @@ def test_interfaces_as_the_network_service_tells_them(wired: Cloud, networks: Ne
     assert wired.call("GET", f"{path}/{port}", mv="2.70").json == {"interfaceAttachment": {**shown, "tag": "data"}}
 
 
+def test_what_cannot_be_the_id_of_a_port_is_never_asked_for(wired: Cloud, networks: Networks, server: str) -> None:
+    networks.asked.clear()
+    for text in ("%3Fname=x", "%2E%2E", "eth0"):
+        assert wired.call("GET", f"/servers/{server}/os-interface/{text}").status_code == 404
+    assert not networks.asked
+
+
 def test_a_port_of_another_server_is_not_shown(wired: Cloud, networks: Networks, server: str, red: str) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
     for port in (other, UNKNOWN):
