@@ -132,7 +132,9 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "key_name": key.name if key else None, "key_data": key.public_key if key else None,
         "user_data": body.get("user_data") or None, "config_drive": config_drive, "meta": body.get("metadata", {}),
         "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
-        "security_groups": interfaces.groups, "interfaces": interfaces.interfaces or None,
+        "security_groups": interfaces.groups,
+        # Not NULL when it may get ports: a delete that comes in the middle has to look for them.
+        "interfaces": interfaces.interfaces if interfaces.args["networks"] else None,
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",

@@ -74,6 +74,12 @@ def test_the_only_network_is_meant(wired: Cloud, networks: Networks, change: Any
         "Multiple possible networks found, use a Network ID to be more specific.")
 
 
+def test_a_server_that_may_get_ports_is_known_from_the_first(wired: Cloud, networks: Networks) -> None:
+    """NULL would tell a delete in the middle of the create that there is nothing to look for."""
+    red = networks.add_network("red", PROJECT)
+    assert made(wired, networks=[{"uuid": red}])[0].interfaces == []
+
+
 def test_security_groups_by_name_and_by_id(wired: Cloud, networks: Networks) -> None:
     networks.add_network("red", PROJECT)
     web, db = networks.add_group("web", PROJECT), networks.add_group("db", PROJECT)
