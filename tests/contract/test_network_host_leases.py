@@ -66,6 +66,13 @@ class Rig:
         (self.names.runtime / f"{NETWORK}.leases").write_text("".join(f"{line}\n" for line in lines))
         self.ensure(BEFORE)
 
+    def await_leases(self, ports: Ports, left: set[str]) -> None:
+        """Look as often as it takes: dnsmasq empties its file to write it anew, and may be slow about it."""
+        def look() -> bool:
+            self.ensure(ports)
+            return self.leases() == left
+        await_true(look, f"other leases than {left}")
+
     def leases(self) -> set[str]:
         lines = (self.names.runtime / f"{NETWORK}.leases").read_text().splitlines()
         return {line.split()[2] for line in lines if not line.startswith("duid")}
@@ -107,14 +114,13 @@ def test_leases_go_with_their_ports_however_it_is_killed(rig: Rig, change: str) 
     rig.begin()
     before = rig.pid()
     lines = killed(lambda: rig.ensure(ports), sys.maxsize)
-    await_true(lambda: rig.leases() == left, "leases of nobody")     # dnsmasq empties the file to write it anew
+    rig.await_leases(ports, left)
     assert (rig.pid() == before) == undisturbed
     assert lines > KILLS
     for line in range(1, lines, lines // KILLS):
         rig.begin()
         killed(lambda: rig.ensure(ports), line)
-        rig.ensure(ports)
-        await_true(lambda: rig.leases() == left, f"leases of nobody, killed at {line}")
+        rig.await_leases(ports, left)
         run("kill", "-0", rig.pid().strip())
 
 

@@ -330,9 +330,9 @@ def test_a_lease_of_nobody_is_told_apart_and_given_back_in_its_guests_words() ->
 def test_an_address_moved_when_its_line_had_another_mac() -> None:
     served = space(told(), "net").dnsmasq
     assert served is not None
-    lines = ["fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1", "", "x"]
+    lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
     assert moved(lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}) == {"2001:db8::5"}
-    assert moved(served.hosts.splitlines(), dict(served.reserved)) == set()
+    assert moved(served.hosts, dict(served.reserved)) == set()
 
 
 def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:

@@ -50,9 +50,10 @@ def stale(lines: list[str], owners: Mapping[str, str], moved: Container[str]) ->
             or ("." in one.address and one.mac != owners[one.address])]
 
 
-def moved(hosts: list[str], owners: Mapping[str, str]) -> set[str]:
+def moved(hosts: str, owners: Mapping[str, str]) -> set[str]:
     """The addresses of a hosts file that belong to another MAC now."""
-    pairs = [(word.strip("[]"), words[0]) for words in (line.split(",") for line in hosts) for word in words[2:-1]]
+    lines = [line.split(",") for line in hosts.splitlines()]
+    pairs = [(word.strip("[]"), words[0]) for words in lines for word in words[2:-1]]
     return {address for address, mac in pairs if owners.get(address, mac) != mac}
 
 

@@ -22,7 +22,7 @@ from deploy.standalone.network.host.leases import SERVER_PORT, Lease, moved, rel
 from deploy.standalone.network.host.names import Names
 
 LOG = logging.getLogger("network.host")
-LONGEST_STOP, LONGEST_RELEASE = 5.0, 0.5      # seconds
+LONGEST_STOP, LONGEST_RELEASE, WRITTEN = 5.0, 1.0, 0.1      # seconds
 DEVICE = "dhcp"
 
 
@@ -121,15 +121,25 @@ class Servers:
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
         return pid if config.encode() in _words(pid) and there == os.stat(SPACES / space).st_ino else None
 
-    def _lines(self, network: str, kind: str) -> list[str]:
+    def _text(self, network: str, kind: str) -> str:
         try:
-            return self._path(network, kind).read_text(errors="replace").splitlines()
+            return self._path(network, kind).read_text(errors="replace")
         except FileNotFoundError:
-            return []
+            return ""
 
     def _stale(self, wanted: Dnsmasq) -> list[Lease]:
         owners = dict(wanted.reserved)
-        return stale(self._lines(wanted.network, "leases"), owners, moved(self._lines(wanted.network, "hosts"), owners))
+        return stale(self._leases(wanted.network), owners, moved(self._text(wanted.network, "hosts"), owners))
+
+    def _leases(self, network: str) -> list[str]:
+        """The file as a whole: dnsmasq empties it to write it anew, so one without an end is read when it is older."""
+        path = self._path(network, "leases")
+        while True:
+            text = self._text(network, "leases")
+            is_fresh = path.exists() and 0 <= time.time() - path.stat().st_mtime < WRITTEN
+            if text.endswith("\n") or not is_fresh:
+                return text.splitlines()
+            time.sleep(0.002)
 
     def _release(self, space: str, wanted: Dnsmasq, old: list[Lease]) -> bool:
         """Whether dnsmasq forgot these leases, and its file with it. Raises OSError."""
@@ -145,7 +155,7 @@ class Servers:
 
     def _strike(self, wanted: Dnsmasq) -> None:
         old = {one.line for one in self._stale(wanted)}
-        kept = [f"{line}\n" for line in self._lines(wanted.network, "leases") if line not in old]
+        kept = [f"{line}\n" for line in self._leases(wanted.network) if line not in old]
         self._write(self._path(wanted.network, "leases"), "".join(kept))
 
     def _write_all(self, network: str, state: tuple[str, str, str]) -> None:
