@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compute_api.microversions import Range
@@ -28,16 +28,18 @@ class Field:
 
     get: the row's attribute that is shown as it is, or get(row, view) that makes the value; ``view`` is what the
     noun's view needs besides the row. rule: who may see it. updated: in answers to a change only since then
-    ("2.1": always; None: never). maybe: ``get`` may answer OMITTED.
+    ("2.1": always; None: never); ``briefly`` makes the value in those before, without it there is none. maybe: ``get``
+    may answer OMITTED.
     """
 
     name: str
-    get: str | Callable[[Any, Any], Any]
+    get: str | Callable[[Any, Any], Any] | None
     since: str = "2.1"
     until: str | None = None
     rule: str | None = None
     updated: str | None = "2.1"
     maybe: bool = False
+    briefly: Callable[[Any, Any], Any] | None = None
 
 
 Get = Callable[[Any, Any], Any]
@@ -57,11 +59,12 @@ class Cut:
 @functools.lru_cache(maxsize=1024)
 def cut(fields: tuple[Field, ...], version: int, allowed: frozenset[str] = frozenset(), change: bool = False) -> Cut:
     """The fields that are shown at a version to who is allowed these rules; ``change``: in the answer to one."""
-    shown = [field for field in fields
-             if version in Range(field.since, field.until) and (field.rule is None or field.rule in allowed)
-             and (not change or field.updated is not None and version in Range(field.updated))]
+    shown = [field if not change or field.updated is not None and version in Range(field.updated) else
+             replace(field, get=field.briefly) for field in fields
+             if version in Range(field.since, field.until) and (field.rule is None or field.rule in allowed)]
+    shown = [field for field in shown if field.get is not None]
     plain = {field.name: field.get for field in shown if isinstance(field.get, str)}
-    made = [(field.maybe, field.name, field.get) for field in shown if not isinstance(field.get, str)]
+    made = [(field.maybe, field.name, field.get) for field in shown if callable(field.get)]
     return Cut(tuple(plain), _reader(list(plain.values())),
                tuple((name, get) for maybe, name, get in made if not maybe),
                tuple((name, get) for maybe, name, get in made if maybe))

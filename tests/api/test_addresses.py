@@ -84,3 +84,11 @@ def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> Non
         to_wire(Interface("p1", "n1", "pink", "m", [address("10.0.0.8")], 1400, "tag", own=False, vif_type="bridge",
                           device="tap", bridge="brq", active=True)), to_wire(RED_TOO)]
     cloud.store.write(lambda tx: refresh_interfaces(tx, "gone", [now]))
+
+
+@pytest.mark.parametrize(("mv", "keys"), [("2.74", {"version", "addr"}),
+                                          ("2.75", {"version", "addr", "OS-EXT-IPS:type", "OS-EXT-IPS-MAC:mac_addr"})])
+def test_an_answer_to_a_change_says_more_of_addresses_from_2_75_on(cloud: Cloud, mv: str, keys: set[str]) -> None:
+    server = plugged(cloud, BLUE)
+    found = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=mv).json["server"]["addresses"]
+    assert set(found["blue"][0]) == keys

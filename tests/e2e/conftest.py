@@ -132,9 +132,9 @@ def in_memory() -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def keeping() -> Iterator[Live]:
-    """A cloud without guests where a deleted server can be restored for KEPT seconds, and a shelved one stays on its
-    host."""
-    with without_guests(reclaim_instance_interval=KEPT, shelved_offload_time=-1) as live:
+    """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one stays on its host,
+    and ports are wired as soon as they are bound."""
+    with without_guests(reclaim_instance_interval=KEPT, shelved_offload_time=-1, networks=True) as live:
         yield live
 
 

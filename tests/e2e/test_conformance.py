@@ -2,7 +2,7 @@
 """Compute API conformance data, replayed against a cloud with two hosts in memory, for the operations that exist.
 
 That cloud keeps deleted servers, so that restore is exercised, and does not offload shelved ones by itself, so that
-shelveOffload is.
+shelveOffload is, and has a network service.
 
 The data and their runner are no part of the project: where ``../shared/conformance`` stands beside the repository it
 is used, elsewhere the test is skipped. Which operations are asked for follows from the API's own tables, so an
@@ -64,11 +64,14 @@ def wanted() -> list[str]:
 def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_path: Path,
                                        capsys: pytest.CaptureFixture[str]) -> None:
     seed, report = keeping.seed, tmp_path / "conformance.json"
+    network = seed.admin.network.create_network(name="conformance", is_shared=True)
+    seed.admin.network.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
     done = subprocess.run([
         sys.executable, str(DATA / "runner"), "--url", keeping.cloud.api_url, "--report", str(report),
         "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
         "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
-        "--flavor2", keeping.flavor("m1.tiny"), "--with", "multihost,image,deferred-delete,vnc,serial",
+        "--flavor2", keeping.flavor("m1.tiny"), "--network", network.id,
+        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy",
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
         env=keeping.environment)
