@@ -26,6 +26,11 @@ class Caller:
         """An admin, or a service such as the compute service."""
         return bool(self.roles & {"admin", "service"})
 
+    @property
+    def is_service(self) -> bool:
+        """A service, which knows what it changes and need not be told of it."""
+        return "service" in self.roles
+
     def owns(self, project_id: str) -> bool:
         """May they do with things of this project what its members may?"""
         return self.is_admin or project_id == self.project_id

@@ -165,7 +165,7 @@ class Ports(Noun):
         elif own.get("admin_state_up") and not row.admin_state_up and row.vif_type == "bridge":
             own |= bind(change, row.host)
         change.set(PORTS, row.id, own | ({} if host is None else _rebound(change, row, host, own)))
-        if not caller.is_admin and {"fixed_ips", "security_groups", "allowed_address_pairs",
+        if not caller.is_service and {"fixed_ips", "security_groups", "allowed_address_pairs",
                                     "port_security_enabled"} & body.keys():
             tell_changed(change, row)
 
@@ -173,7 +173,7 @@ class Ports(Noun):
         if row.device_owner.startswith("network:"):
             raise fault("ServicePortInUse", id=row.id, why=f"it has device owner {row.device_owner}")
         remove(change, row)
-        if not caller.is_admin and row.host and row.device_id and row.device_owner.startswith("compute:"):
+        if not caller.is_service and row.host and row.device_id and row.device_owner.startswith("compute:"):
             change.tell("network-vif-deleted", row.device_id, row.id)
 
 

@@ -167,3 +167,12 @@ def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
 def test_how_many_addresses_are_left(network: Network, site: Site) -> None:
     found = network.get(f"/network-ip-availabilities/{site.public}", role="admin")["network_ip_availability"]
     assert (found["total_ips"], found["used_ips"]) == (13, 1)
+
+
+@pytest.mark.parametrize(("role", "told"), [("member", 1), ("admin", 1), ("service,admin", 0)])
+def test_the_compute_service_hears_of_all_changes_but_its_own(network: Network, site: Site, role: str, told: int
+                                                              ) -> None:
+    network.change("port", site.port, role=role, fixed_ips=[{"subnet_id": site.subnet, "ip_address": "10.0.0.9"}])
+    with network.fabric.database.read() as connection:
+        names = list(connection.scalars(select(schema.events.c.name)))
+    assert names.count("network-changed") == told
