@@ -2,6 +2,7 @@
 """RabbitMQ loses everything it had, in the middle of work: that work is late, never lost and never doubled."""
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,14 +15,13 @@ from tests.functional.cloud import Cloud
 
 
 @pytest.fixture
-def servers_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """A broker that only this test uses, since it is wiped; below a folder that its user may enter."""
-    folder = Path(tmp_path_factory.mktemp("broker"))
-    for parent in (folder, *folder.parents):
-        if parent.owner() == "root" and parent.name.startswith("pytest-"):
-            parent.chmod(0o755)
-    with Servers(folder) as servers:
-        yield servers
+def servers_of_our_own() -> Iterator[Servers]:
+    """A broker that only this test uses, since it is wiped. Its folder is none of pytest's, which another run of pytest
+    closes to all but root."""
+    with tempfile.TemporaryDirectory(prefix="kn-broker-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with Servers(Path(folder)) as servers:
+            yield servers
 
 
 @pytest.mark.slow
