@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common import states
+from common.clock import SECOND
 from common.models import Result
 from common.store import actions
 from common.store.engine import Connection, now
 from conductor import debts, guest, networks
 from conductor.saga import Engine, Run, Step, Workflow
 
+LATE = 20 * SECOND       #: longer than a call to the network service may take there after we have given it up
+
 
 def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs):
-        run.data["images"] = _images(tx, run)
+        before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
+        superseded = before if before is not None and before.state == "superseded" else None
+        run.data["images"] = _images(run, superseded.args.get("image_id") if superseded else None)
+        if superseded is not None and superseded.step == "networks":
+            run.data["late"] = True
 
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
@@ -29,13 +36,19 @@ def _gone(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
                 terminated_at=now(), progress=0)
 
 
-def _images(tx: Connection, run: Run) -> list[str]:
+def _images(run: Run, begun: str | None) -> list[str]:
     """Images that nobody will ever want: the shelved one, and what a superseded snapshot had begun."""
-    found = [run.server.shelved_image_id] if run.server.shelved_image_id else []
-    before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
-    if before is not None and before.state == "superseded" and before.args.get("image_id"):
-        found.append(before.args["image_id"])
-    return sorted(set(found))
+    return sorted({image for image in (run.server.shelved_image_id, begun) if image})
+
+
+def _wait(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if not run.data.get("waited"):
+            run.again_in(LATE, waited=True)
+
+
+def _is_late(run: Run) -> bool:
+    return bool(run.data.get("late"))
 
 
 def _forget(engine: Engine, run: Run) -> None:
@@ -59,8 +72,9 @@ DELETE = Workflow("delete", steps=(
     Step("unplug", "after the guest: what it still sends needs its port's rules",
          outside=networks.patiently(networks.release), neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone),
+    Step("wait", "a call that the superseded action gave up may still be carried out", apply=_wait, needed=_is_late),
     Step("release", "what a silent network service kept, or an earlier call made late", outside=networks.release,
-         neighbour=networks.NETWORK, needed=lambda run: bool(run.data.get("ports_left"))),
+         neighbour=networks.NETWORK, needed=lambda run: bool(run.data.get("ports_left")) or _is_late(run)),
     Step("forget", "last: only images are left, and the server is gone for its user already",
          outside=_forget, needed=lambda run: bool(run.data.get("images", True))),
 ))

@@ -23,6 +23,8 @@ class Networks:
         self.refuses: str | None = None
         self.silent = 0             # calls that are not answered, and do nothing
         self.answers_lost = 0       # calls that are not answered, and are done all the same
+        self.slow = False           # calls that make ports are given up, and carried out when ``catch_up`` is called
+        self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0        # looks at a bound port before it is active
         self.cannot_bind: set[str] = set()
         self.numbers = iter(range(10, 250))
@@ -44,6 +46,9 @@ class Networks:
         self._speak()
         if self.refuses:
             raise errors.Conflict(self.refuses)
+        if self.slow:
+            self.put_off.append(ports)
+            raise errors.NoAnswer("the network service is slow")
         made = []
         for wanted in ports:
             number = next(self.numbers)
@@ -76,6 +81,12 @@ class Networks:
 
     def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
         return [interface_of(port, NETWORKS, SUBNETS) for port in ports]
+
+    def catch_up(self) -> None:
+        """Carry out what was put off."""
+        self.slow, late, self.put_off = False, self.put_off, []
+        for ports in late:
+            self.create(ports)
 
     def user_makes(self, network: str) -> str:
         """A port that belongs to a user."""

@@ -180,6 +180,23 @@ def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cl
     assert cloud.networks.held[port]["device_id"] == ""
 
 
+@pytest.mark.parametrize("workflow", ["create", "attach_interface"])
+def test_a_port_that_is_made_when_its_server_is_gone_is_removed_too(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.networks.slow = True
+    trial.begin()
+    cloud.advance()
+    assert cloud.networks.put_off
+    ask(cloud, trial.server, "delete")
+    for _ in range(3):
+        cloud.round()
+    assert cloud.show(trial.server).vm_state == states.DELETED
+    assert cloud.findings() == []
+    cloud.networks.catch_up()
+    cloud.settle()
+    assert (cloud.networks.held, cloud.findings()) == ({}, [])
+
+
 def test_an_attach_is_not_ended_by_a_hard_reboot(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     trial.begin()
