@@ -149,17 +149,22 @@ def let_go(networks: Networks, port: Port) -> None:
     if is_made(port):
         networks.delete(port["id"])
         return
-    try:
-        networks.update(port["id"], UNBOUND | ({"dns_name": ""} if networks.names_guests() else {}))
-    except errors.NotFound:
-        return
+    _change(networks, port, UNBOUND | ({"dns_name": ""} if networks.names_guests() else {}))
 
 
 def unbind(engine: Engine, run: Run) -> None:
     """The server's ports are on no host any more; they stay the server's."""
     networks = service(engine)
     for port in networks.ports(run.server.id):
-        networks.update(port["id"], {"binding:host_id": ""})
+        _change(networks, port, {"binding:host_id": ""})
+
+
+def _change(networks: Networks, port: Port, values: dict[str, Any]) -> None:
+    """Change a port, unless somebody has removed it meanwhile."""
+    try:
+        networks.update(port["id"], values)
+    except errors.NotFound:
+        return
 
 
 def patiently(call: Call) -> Call:
@@ -220,4 +225,4 @@ def has_ports(run: Run) -> bool:
 
 
 PLUG = Step("plug", "the guest waits, paused, until its first frame would arrive and be filtered",
-               outside=look, apply=await_wired, neighbour=NETWORK, needed=is_waiting)
+            outside=look, apply=await_wired, neighbour=NETWORK, needed=is_waiting)
