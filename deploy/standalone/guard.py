@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands before a standalone service: keystonemiddleware, which asks the identity service about tokens as the
-user kilonova. The password comes from a file or, without the option, from KILONOVA_SERVICE_PASSWORD; never from an
-argument, which every user of the machine can read.
+user kilonova, and what makes a caller of its answer. The password comes from a file or, without the option, from
+KILONOVA_SERVICE_PASSWORD; never from an argument, which every user of the machine can read.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import falcon
 from keystonemiddleware.auth_token import AuthProtocol
 
 from deploy.standalone.web import App, secret
@@ -52,3 +53,20 @@ def guarded(app: App, identity: Mapping[str, Any], is_open: Collection[str]) -> 
         return (app if environ["PATH_INFO"] in is_open else behind)(environ, start_response)
 
     return choose
+
+
+class Authentication:
+    """Falcon middleware: no route but those `is_open` is reached without a valid token. It believes the headers that
+    keystonemiddleware sets; `caller_of` makes `req.context.caller` of the project and the roles."""
+
+    def __init__(self, is_open: Collection[str], caller_of: Callable[[str | None, frozenset[str]], Any]) -> None:
+        self._is_open, self._caller_of = is_open, caller_of
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        if req.path in self._is_open:
+            return
+        if req.get_header("X-Identity-Status") != "Confirmed":
+            raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",
+                                          challenges=["Keystone"])
+        roles = (req.get_header("X-Roles") or "").split(",")
+        req.context.caller = self._caller_of(req.get_header("X-Project-Id"), frozenset(roles))

@@ -2,7 +2,8 @@
 """The routes of the image service, all in one list, behind keystonemiddleware."""
 
 
-from deploy.standalone.image.caller import Authentication
+from deploy.standalone.guard import Authentication
+from deploy.standalone.image.caller import OPEN, Caller
 from deploy.standalone.image.documents import Info, Schemas, Versions
 from deploy.standalone.image.images import Data, Image, Images
 from deploy.standalone.image.members import Members
@@ -12,7 +13,7 @@ from deploy.standalone.web import App, application
 
 def build(shelf: Shelf) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
-    app = application([Authentication()])
+    app = application([Authentication(OPEN, Caller)])
     versions, image, members, info = Versions(), Image(shelf), Members(shelf), Info()
     app.add_route("/", versions)
     app.add_route("/versions", versions)

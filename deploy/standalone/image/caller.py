@@ -51,16 +51,3 @@ class Caller:
         """Raises 403, naming `what`, unless the caller is an admin."""
         if not self.is_admin:
             raise falcon.HTTPForbidden(description=f"Only an admin may {what}.")
-
-
-class Authentication:
-    """Falcon middleware: no route but the version documents is reached without a valid token."""
-
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        if req.path in OPEN:
-            return
-        if req.get_header("X-Identity-Status") != "Confirmed":
-            raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",
-                                          challenges=["Keystone"])
-        roles = (req.get_header("X-Roles") or "").split(",")
-        req.context.caller = Caller(req.get_header("X-Project-Id"), frozenset(roles))

@@ -2,8 +2,9 @@
 """The routes of the network service, all in one list, behind keystonemiddleware."""
 
 
+from deploy.standalone.guard import Authentication
 from deploy.standalone.network.agents import Agents, Availabilities
-from deploy.standalone.network.caller import Authentication
+from deploy.standalone.network.caller import OPEN, Caller
 from deploy.standalone.network.documents import Extensions, Versions, Zones
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import write_error
@@ -25,7 +26,7 @@ NOUNS = (Networks(), Subnets(), Ports(), SecurityGroups(), SecurityGroupRules(),
 
 def build(fabric: Fabric) -> App:
     """The application by itself: it believes the headers that the middleware sets."""
-    app = application([Authentication()])
+    app = application([Authentication(OPEN, lambda project, roles: Caller(project or "", roles))])
     app.set_error_serializer(write_error)
     versions, extensions, quotas = Versions(), Extensions(), Quotas(fabric)
     app.add_route("/", versions)

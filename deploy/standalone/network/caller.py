@@ -7,8 +7,6 @@ only reads. What somebody may not know of does not exist for them (404); what th
 
 from dataclasses import dataclass
 
-import falcon
-
 from deploy.standalone.network.faults import fault
 
 OPEN = ("/", "/v2.0", "/v2.0/")
@@ -50,16 +48,3 @@ class Caller:
         """Raises 403, naming `rule`, for all but admins and services."""
         if not self.is_admin:
             raise fault("PolicyNotAuthorized", rule=rule)
-
-
-class Authentication:
-    """Falcon middleware: no route but the version documents is reached without a valid token."""
-
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        if req.path in OPEN:
-            return
-        if req.get_header("X-Identity-Status") != "Confirmed":
-            raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",
-                                          challenges=["Keystone"])
-        roles = (req.get_header("X-Roles") or "").split(",")
-        req.context.caller = Caller(req.get_header("X-Project-Id") or "", frozenset(roles))
