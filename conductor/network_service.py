@@ -37,8 +37,8 @@ class NetworkService:
     def names_guests(self) -> bool:
         return self._ask(lambda token: "dns-integration" in self._client.extensions(token))
 
-    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
-        return self._ask(lambda token: self._client.described(token, ports))
+    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+        return self._ask(lambda token: self._client.described(token, ports, floating))
 
     def _ask(self, call: Callable[[str], T]) -> T:
         """A token that is not accepted any more is given up; the call is made again later with a new one."""

@@ -66,7 +66,7 @@ def plug(engine: Engine, run: Run) -> None:
         made = networks.create([_new(networks, run, wishes[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
     _leave(networks, run, [found[number] for number in range(len(wishes))],
-           [wish.get("tag") or "" for wish in wishes])
+           [wish.get("tag") or "" for wish in wishes], are_new=len(missing) == len(wishes))
 
 
 def _take(networks: Networks, run: Run, port_id: str) -> Port:
@@ -86,10 +86,10 @@ def rebind(engine: Engine, run: Run) -> None:
             tags.append(one.tag)
         except errors.NotFound:
             continue
-    _leave(networks, run, ports, tags)
+    _leave(networks, run, ports, tags, are_new=False)
 
 
-def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str]) -> None:
+def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str], are_new: bool) -> None:
     """What became of the ports, for the transaction; a port that cannot be bound here is the host's failure."""
     failed = {port["id"]: port.get("binding:vif_type") for port in ports if port.get("binding:vif_type") not in BOUND}
     if failed:
@@ -97,7 +97,7 @@ def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[s
                  f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {run.host}?",
                  retryable=True)
     run.left["plugged"] = [to_wire(one) | {"tag": tag}
-                           for one, tag in zip(networks.described(ports), tags, strict=True)]
+                           for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
 
 
 def _before(run: Run) -> set[str]:
@@ -183,8 +183,8 @@ def patiently(call: Call) -> Call:
 def look(engine: Engine, run: Run) -> None:
     """What the network service says of the server's interfaces now."""
     networks, tags = service(engine), {one.port: one.tag for one in of(run)}
-    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]}
-                           for one in networks.described(networks.ports(run.server.id)) if one.port in tags]
+    found = networks.described(networks.ports(run.server.id), floating=True)
+    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]} for one in found if one.port in tags]
 
 
 def await_wired(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:

@@ -70,8 +70,9 @@ class Networks(Protocol):
     def names_guests(self) -> bool:
         """Does the service know ports by names, which guests resolve?"""
 
-    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
-        """These ports with what their networks and subnets say."""
+    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+        """These ports with what their networks and subnets say; ``floating``: also which floating IPs lead to them,
+        which none does to a port that was just made."""
 
 
 Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]

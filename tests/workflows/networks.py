@@ -20,6 +20,7 @@ class Networks:
 
     def __init__(self) -> None:
         self.held: dict[str, dict[str, Any]] = {}
+        self.floating: dict[str, dict[str, list[str]]] = {}     # by port and fixed address
         self.refuses: str | None = None
         self.silent = 0             # calls that are not answered, and do nothing
         self.answers_lost = 0       # calls that are not answered, and are done all the same
@@ -79,8 +80,9 @@ class Networks:
     def names_guests(self) -> bool:
         return True
 
-    def described(self, ports: Sequence[dict[str, Any]]) -> list[Interface]:
-        return [interface_of(port, NETWORKS, SUBNETS) for port in ports]
+    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+        return [interface_of(port, NETWORKS, SUBNETS, floating=self.floating.get(port["id"]) if floating else None)
+                for port in ports]
 
     def catch_up(self) -> None:
         """Carry out what was put off."""

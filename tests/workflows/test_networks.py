@@ -229,6 +229,23 @@ def test_interfaces_follow_a_shelved_server_to_its_next_host(cloud: Cloud) -> No
     assert [port["binding:host_id"] for port in cloud.networks.held.values()] == [after.host]
 
 
+def test_floating_addresses_are_shown_again_after_an_unshelve(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "unshelve")
+    port, = cloud.networks.held.values()
+    cloud.networks.floating = {port["id"]: {port["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}}
+    trial.begin()
+    cloud.settle()
+    assert cloud.show(trial.server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
+
+
+def test_a_port_of_the_user_brings_its_floating_address(cloud: Cloud) -> None:
+    port = cloud.networks.user_makes("n1")
+    cloud.networks.floating = {port: {cloud.networks.held[port]["fixed_ips"][0]["ip_address"]: ["172.24.4.9"]}}
+    server = cloud.create(networks=[{"port": port}])[0]
+    cloud.settle()
+    assert cloud.show(server).interfaces[0]["addresses"][0]["floating"] == ["172.24.4.9"]
+
+
 def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
