@@ -71,13 +71,57 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """A NUMA cell of a host. cpus: those that guests share; pcpus: those that a guest can have for itself;
+    siblings: groups of threads that share a core; pages: size in KiB, as text -> number of pages of that size."""
+
+    id: int
+    cpus: list[int] = field(default_factory=list)
+    pcpus: list[int] = field(default_factory=list)
+    memory_mb: int = 0
+    siblings: list[list[int]] = field(default_factory=list)
+    pages: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A PCI device of a host that guests can have. address: 0000:81:00.1; numbers in four hexadecimal digits;
+    cell: the NUMA cell it is near, or -1."""
+
+    address: str
+    vendor: str
+    product: str
+    cell: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCell:
+    """A cell of a guest on a cell of its host. cpus: the guest's CPUs; pins: guest CPU, as text -> the host CPU that
+    is its alone (empty: it shares the host cell's). page_kb: 0 for pages of any kind that need no counting."""
+
+    cell: int
+    cpus: list[int] = field(default_factory=list)
+    pins: dict[str, int] = field(default_factory=dict)
+    memory_mb: int = 0
+    page_kb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """Which parts of its host a guest has: decided in the claim, kept in its guest record."""
+
+    cells: list[FittedCell] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class GuestSpec:
     """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
 
     ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
     meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
     ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait when it is first started, because the
-    network service has not wired its interfaces yet.
+    network service has not wired its interfaces yet. ``fitting``: which parts of the host are its own.
     """
 
     server: str
@@ -90,6 +134,7 @@ class GuestSpec:
     instance: JSON = field(default_factory=dict)
     interfaces: list[Interface] = field(default_factory=list)
     paused: bool = False
+    fitting: Fitting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +148,12 @@ class DomainState:
 
 @dataclass(frozen=True, slots=True)
 class HostInventory:
-    """What a host has; reported at hello and on change."""
+    """What a host has; reported at hello and on change.
+
+    vcpus: CPUs that guests share; pcpus: those that are given to one guest each. ratios: resource class -> allocation
+    ratio, as this host is configured. facts: what filters may ask, among them supported_instances (lists of
+    [architecture, hypervisor type, vm mode]).
+    """
 
     hypervisor_type: str
     hypervisor_version: int
@@ -116,6 +166,11 @@ class HostInventory:
     traits: list[str] = field(default_factory=list)
     reserved_memory_mb: int = 0
     reserved_disk_gb: int = 0
+    pcpus: int = 0
+    ratios: dict[str, float] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    facts: JSON = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +213,8 @@ class Result:
 class Sync:
     """What an agent says in the one exchange with the conductor.
 
-    ``session`` 0 is hello: it asks for a new session and brings ``inventory``. ``working`` lists the keys
+    ``session`` 0 is hello: it asks for a new session and brings ``inventory``, which comes again when it changed.
+    ``metrics`` come with the full report where the host is told to measure. ``working`` lists the keys
     of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
     report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
     are, by key. ``ask`` is true for the
@@ -174,6 +230,7 @@ class Sync:
     domains: list[DomainState] | None = None
     changed: list[DomainState] = field(default_factory=list)
     inventory: HostInventory | None = None
+    metrics: dict[str, float] | None = None
     phases: dict[str, str] = field(default_factory=dict)
 
 
@@ -200,17 +257,28 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What is wanted of placement for one server."""
+    """What is wanted of placement for one server.
+
+    force_host: this host, whatever the filters of the operator say; requested_host: this one, if they let it.
+    group: the server group whose policy counts. traits: those a host must have, and must not have.
+    is_rebuild: the server is on requested_host already and only its image changes.
+    """
 
     server: str
     project_id: str
     resources: dict[str, int]
-    flavor_id: str = ""
+    flavor: Flavor | None = None
     image_id: str | None = None
+    image_properties: dict[str, str] = field(default_factory=dict)
+    required_traits: list[str] = field(default_factory=list)
+    forbidden_traits: list[str] = field(default_factory=list)
     availability_zone: str | None = None
     force_host: str | None = None
+    requested_host: str | None = None
     excluded: list[str] = field(default_factory=list)
     hints: JSON = field(default_factory=dict)
+    group: str | None = None
+    is_rebuild: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +295,20 @@ class Selection:
     reason: str = ""
     by_host: dict[str, str] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would become of a request, asked without making anything.
+
+    hosts: the best first, at most ten. room: availability zone -> how many such servers fit there. removed: for each
+    check how many hosts it was the first to refuse, and its text. reason and by_host as in ``Selection``.
+    """
+
+    total: int
+    passing: int
+    hosts: list[str] = field(default_factory=list)
+    room: dict[str, int] = field(default_factory=dict)
+    removed: list[JSON] = field(default_factory=list)
+    reason: str = ""
+    by_host: dict[str, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ messaging library's threads bring commands and questions in. All of them share o
 """
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import sys
@@ -40,9 +41,9 @@ class Host:
     """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
 
     def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
-                 images: Images, consoles: Consoles | None = None) -> None:
+                 images: Images, consoles: Consoles | None = None, ratios: dict[str, float] | None = None) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
-        self._images, self._consoles = images, consoles
+        self._images, self._consoles, self._ratios = images, consoles, ratios or {}
         self._access: Access | None = None
         self._moved: set[str] = set()
         self._lock = threading.Lock()
@@ -158,7 +159,7 @@ class Host:
             full = hello or self._agent.wants_full_report()
         try:
             domains = self._driver.domains() if full or moved else []
-            inventory = self._driver.inventory() if hello else None
+            inventory = dataclasses.replace(self._driver.inventory(), ratios=self._ratios) if hello else None
             with self._lock:
                 self._agent.changed(state for state in domains if state.server in moved)
                 request = self._agent.request(ask, domains if full else None, inventory)
@@ -250,7 +251,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id())
     consoles = make_consoles(conf, driver)
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles)
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles,
+                {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
+                 "DISK_GB": conf.agent.disk_allocation_ratio})
     agent_rpc.serve(transport, conf.host, host)
     threads = [*host.start(conf.agent.workers), consoles.start()]
 

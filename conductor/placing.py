@@ -80,5 +80,5 @@ def spec(run: Run, zone: str | None, host: str | None) -> RequestSpec:
     return RequestSpec(
         server=server.id, project_id=server.project_id,
         resources={"VCPU": flavor.vcpus, "MEMORY_MB": flavor.memory_mb, "DISK_GB": flavor.disk_gb},
-        flavor_id=server.flavor_id, image_id=server.image_id, availability_zone=zone, force_host=host,
+        flavor=flavor, image_id=server.image_id, availability_zone=zone, force_host=host,
         excluded=list(run.data.get("failed_hosts", ())), hints=server.scheduler_hints)

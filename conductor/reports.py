@@ -54,7 +54,7 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[lis
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
     assert sync.inventory is not None
-    session, booted = hosts.hello(tx, sync.host, sync.boot_id, sync.inventory, engine.ratios)
+    session, booted = hosts.hello(tx, sync.host, sync.boot_id, sync.inventory)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if booted:
         row = states.row("reboot", "HARD")

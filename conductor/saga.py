@@ -111,7 +111,6 @@ class Engine:
     max_attempts: int = 3
     shutdown_timeout: float = 60
     host_silence: int = 30
-    ratios: dict[str, float] = field(default_factory=dict)
     images: Images | None = None
     networks: Networks | None = None
     vif_plugging_timeout: int = 300

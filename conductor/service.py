@@ -220,8 +220,6 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     engine = Engine(
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
-        ratios={"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
-                "DISK_GB": conf.agent.disk_allocation_ratio},
         images=ImageService(identity), spread=spread,
         networks=NetworkService(identity, Client(identity.network_url, conf.network.timeout)),
         vif_plugging_timeout=conf.network.vif_plugging_timeout,

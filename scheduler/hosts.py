@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,52 +19,12 @@ from common.clock import SECOND, Clock
 from common.models import RequestSpec
 from common.store import host_states
 from common.store.engine import Store
-
-Mask = NDArray[np.bool_]
-Numbers = NDArray[np.int64]
+from scheduler.snapshot import Snapshot, Stock
 
 PAUSE = 0.05            # seconds between two reads
 WHOLE = 60.0            # seconds between two reads of everything
 OVERLAP = 5 * SECOND    # how much later than its time a change may become visible
 PROPOSAL = 5.0          # seconds that a proposal counts
-
-
-@dataclass(slots=True)
-class Stock:
-    """One resource class, a number a host: free units, and which amounts one consumer may take.
-
-    A host without an inventory of the class has ``most`` 0.
-    """
-
-    free: Numbers
-    least: Numbers
-    most: Numbers
-    step: Numbers
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """All hosts, one row each, in every column. ``take`` is the only method that changes it."""
-
-    names: list[str] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-    seeds: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    served: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    disabled: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    forced_down: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    up: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    zones: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
-    zone_numbers: dict[str, int] = field(default_factory=dict)
-    stock: dict[str, Stock] = field(default_factory=dict)
-
-    def take(self, host: str, resources: dict[str, int]) -> None:
-        """Count the resources as used on the host, if it is known."""
-        row = self.rows.get(host)
-        if row is None:
-            return
-        for resource_class, amount in resources.items():
-            if resource_class in self.stock:
-                self.stock[resource_class].free[row] -= amount
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import numpy as np
 from common.models import RequestSpec, Selection
 from scheduler.filters import FILTERS, Check
 from scheduler.filters.placement import named_hosts, resources
-from scheduler.hosts import Mask, Numbers, Snapshot, seed
+from scheduler.hosts import seed
+from scheduler.snapshot import Mask, Numbers, Snapshot
 from scheduler.weighers import WEIGHERS, Weights, normalised
 
 NEAR = 0.01      # hosts whose weights differ by less (of the sum of multipliers) count as equally good

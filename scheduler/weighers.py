@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.hosts import Snapshot
+from scheduler.snapshot import Snapshot
 
 Weights = NDArray[np.float64]
 Weigher = Callable[[Snapshot], Weights]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts: the machines with an agent; their session, and what they have (a resource provider each).
 
-``hello`` is called by the conductor when an agent starts or comes back after silence; ``list_all`` is what
-the API's hypervisors are made of.
+``hello`` is called by the conductor when an agent starts or comes back after silence, ``describe`` when what its host
+has changed meanwhile; ``list_all`` is what the API's hypervisors are made of.
 """
 from __future__ import annotations
 
@@ -14,57 +14,59 @@ from sqlalchemy.engine import Connection
 
 from common import ids
 from common.models import HostInventory
-from common.store import allocations, services
+from common.store import allocations, inventories, services
 from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import allocations as allocations_table
-from common.store.schema import heartbeats, hosts, inventories, provider_traits, providers, servers
+from common.store.schema import heartbeats, hosts, provider_traits, providers, servers
+from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
+from common.wire import to_wire
 
 
-def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory, ratios: dict[str, float]
-          ) -> tuple[int, bool]:
-    """Give the host a new session and take in its inventory; returns (session, whether it was booted anew)."""
-    facts: dict[str, Any] = {
-        "hypervisor_type": inventory.hypervisor_type, "hypervisor_version": inventory.hypervisor_version,
-        "hypervisor_hostname": inventory.hypervisor_hostname, "host_ip": inventory.host_ip,
-        "cpu_info": inventory.cpu_info, "traits": sorted(inventory.traits)}
+def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
+    """Give the host a new session and take in what it has; returns (session, whether it was booted anew)."""
     insert_ignore(tx, hosts, {"name": name, "session": 0, "boot_id": boot_id, "booted_at": now(), "created_at": now(),
-                              "updated_at": now(), **facts})
+                              "updated_at": now(), **_facts(inventory)})
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
     booted = row.boot_id != boot_id
-    values = {"session": row.session + 1, "boot_id": boot_id, "updated_at": now(), **facts}
+    values: dict[str, Any] = {"session": row.session + 1, "boot_id": boot_id}
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, services.COMPUTE)
     services.beat(tx, [name], services.COMPUTE)
-    _provide(tx, name, inventory, ratios)
+    describe(tx, name, inventory)
     return row.session + 1, booted
 
 
-def _provide(tx: Connection, name: str, inventory: HostInventory, ratios: dict[str, float]) -> None:
-    """The provider of a host says what it has; reserved and ratio are the operator's once they exist."""
+def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
+    """Take in what a host that has said hello has now."""
+    tx.execute(sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now()))
     uuid = ids.new()
     insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": uuid, "name": name, "host": name, "generation": 0,
                                   "created_at": now(), "changed_at": now()})
-    provider = tx.scalar(sa.select(providers.c.id).where(providers.c.host == name))
-    assert provider is not None
+    provider = tx.execute(for_update(sa.select(providers.c.id).where(providers.c.host == name))).one().id
     allocations.touch(tx, [provider])
-    for resource, total, reserved in (("VCPU", inventory.vcpus, 0),
-                                      ("MEMORY_MB", inventory.memory_mb, inventory.reserved_memory_mb),
-                                      ("DISK_GB", inventory.disk_gb, inventory.reserved_disk_gb)):
-        values = {"total": total, "max_unit": max(total, 1)}
-        key = (inventories.c.provider_id == provider, inventories.c.resource_class == resource)
-        if not tx.execute(sa.select(inventories.c.total).where(*key)).first():
-            tx.execute(sa.insert(inventories).values(provider_id=provider, resource_class=resource, reserved=reserved,
-                                                     allocation_ratio=ratios.get(resource, 1.0), **values))
-        else:
-            tx.execute(sa.update(inventories).where(*key).values(
-                values | {"reserved": reserved, "allocation_ratio": ratios.get(resource, 1.0)}))
-    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider))
-    if inventory.traits:
-        tx.execute(sa.insert(provider_traits), [{"provider_id": provider, "trait": trait}
-                                                for trait in sorted(set(inventory.traits))])
+    inventories.report(tx, provider, [
+        inventories.Reported(resource_class, total, reserved, inventory.ratios.get(resource_class, 1.0))
+        for resource_class, total, reserved in (
+            ("VCPU", inventory.vcpus, 0), ("PCPU", inventory.pcpus, 0),
+            ("MEMORY_MB", inventory.memory_mb, inventory.reserved_memory_mb),
+            ("DISK_GB", inventory.disk_gb, inventory.reserved_disk_gb)) if total])
+    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider,
+                                                provider_traits.c.by_hand.is_(False)))
+    kept = set(tx.scalars(sa.select(provider_traits.c.trait).where(provider_traits.c.provider_id == provider)))
+    told = sorted({*inventory.traits, *services.traits(tx, name)} - kept)
+    if told:
+        tx.execute(sa.insert(provider_traits), [{"provider_id": provider, "trait": trait, "by_hand": False}
+                                                for trait in told])
+
+
+def _facts(inventory: HostInventory) -> dict[str, Any]:
+    return {"hypervisor_type": inventory.hypervisor_type, "hypervisor_version": inventory.hypervisor_version,
+            "hypervisor_hostname": inventory.hypervisor_hostname, "host_ip": inventory.host_ip,
+            "cpu_info": inventory.cpu_info, "traits": sorted(inventory.traits), "cells": to_wire(inventory.cells),
+            "devices": to_wire(inventory.devices), "facts": inventory.facts}
 
 
 def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
@@ -103,7 +105,7 @@ def _stock(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, dict[
                           .group_by(allocations_table.c.provider_id, allocations_table.c.resource_class)):
         used[row.provider_id, row.resource_class] = int(row.used)
     stock: dict[int, dict[str, dict[str, float]]] = {}
-    for row in tx.execute(sa.select(inventories).where(inventories.c.provider_id.in_(provider_ids))):
+    for row in tx.execute(sa.select(inventories_table).where(inventories_table.c.provider_id.in_(provider_ids))):
         stock.setdefault(row.provider_id, {})[row.resource_class] = {
             "total": row.total, "reserved": row.reserved, "ratio": row.allocation_ratio,
             "used": used.get((row.provider_id, row.resource_class), 0)}

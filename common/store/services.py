@@ -14,9 +14,11 @@ from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
 from common.clock import SECOND
-from common.store.engine import insert_ignore, now
-from common.store.schema import heartbeats, services
+from common.store.engine import for_update, insert_ignore, now
+from common.store.schema import heartbeats, provider_traits, providers, services
 
+#: The trait of a host that takes no new servers.
+DISABLED = "COMPUTE_STATUS_DISABLED"
 COMPUTE, CONDUCTOR, SCHEDULER = "nova-compute", "nova-conductor", "nova-scheduler"
 FEW, MOST = 5, 0.8          #: below FEW hosts one that is heard is enough, else this share of them
 
@@ -87,7 +89,8 @@ def is_up(tx: Connection, host: str) -> bool:
 
 
 def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
-    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
+    """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service; the provider of a host says it by a
+    trait, so that it can be asked for as any other.
 
     Raises:
         NotFound: there is none with this uuid.
@@ -97,3 +100,22 @@ def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
         raise ValueError(f"not settable: {sorted(unknown)}")
     if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes, updated_at=now())).rowcount:
         raise errors.NotFound(f"Service {uuid} could not be found.")
+    row = tx.execute(sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)).one()
+    provider = tx.scalar(for_update(sa.select(providers.c.id).where(providers.c.host == row.host)))
+    if row.binary == COMPUTE and provider is not None:
+        _say_traits(tx, row.host, provider)
+
+
+def traits(tx: Connection, host: str) -> list[str]:
+    """The traits that a host has because of its service."""
+    disabled = tx.scalar(sa.select(services.c.disabled).where(services.c.host == host, services.c.binary == COMPUTE))
+    return [DISABLED] if disabled else []
+
+
+def _say_traits(tx: Connection, host: str, provider: int) -> None:
+    tx.execute(sa.delete(provider_traits).where(provider_traits.c.provider_id == provider,
+                                                provider_traits.c.trait == DISABLED))
+    for trait in traits(tx, host):
+        tx.execute(sa.insert(provider_traits).values(provider_id=provider, trait=trait, by_hand=False))
+    tx.execute(sa.update(providers).where(providers.c.id == provider).values(
+        generation=providers.c.generation + 1, changed_at=now()))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from common.models import RequestSpec
-from scheduler.hosts import Mask, Numbers, Snapshot
+from scheduler.snapshot import Mask, Numbers, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.models import RequestSpec
 from scheduler.filters import Check
-from scheduler.hosts import Snapshot
+from scheduler.snapshot import Snapshot
 
 
 def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

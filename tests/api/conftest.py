@@ -119,7 +119,7 @@ class Cloud:
 
     def add_host(self, name: str) -> None:
         self.store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
-            "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"}), {}))
+            "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"})))
 
     def change(self, table: sa.Table, where: Any, **values: Any) -> None:
         """Write rows as the conductor would."""

@@ -22,7 +22,6 @@ from common.store.engine import Store, for_update, insert_ignore, now
 from tests.workflows.simulator import Cloud, Time
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
-RATIOS = {"VCPU": 1.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def new_host(store: Store, name: str, vcpus: int = 10) -> None:
-    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000), RATIOS))
+    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000)))
 
 
 def active_server(store: Store) -> str:
@@ -265,7 +264,7 @@ def test_each_hello_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> 
     inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
 
     def hello(boot: str) -> tuple[int, bool]:
-        return store.write(lambda tx: hosts.hello(tx, "h1", boot, inventory, RATIOS))
+        return store.write(lambda tx: hosts.hello(tx, "h1", boot, inventory))
     assert [hello("b1"), hello("b1"), hello("b2")] == [(1, False), (2, False), (3, True)]
     found = store.read(hosts.list_all)[0]
     assert (found["up"], found["disabled"], found["running_vms"]) == (True, False, 0)

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from common.clock import SECOND
 from common.store import schema
 from common.store.engine import Store
-from scheduler.hosts import Snapshot, Stock, seed
+from scheduler.hosts import seed
+from scheduler.snapshot import Snapshot, Stock
 
 
 @dataclass

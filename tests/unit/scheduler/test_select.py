@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models import RequestSpec
-from scheduler.hosts import Snapshot, Stock, seed
+from scheduler.hosts import seed
+from scheduler.snapshot import Snapshot, Stock
 from scheduler.select import Options, examine, select
 
 NANO = {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All tables. Read by the modules of this package and by the upgrades; nobody else sees SQL.
+
+Times are microseconds since the epoch by the database's clock. JSON columns hold what is only ever read
+and written whole. There are no foreign keys on rows that are locked often: a child insert would lock its
+parent and deadlock with the lock order; ``doctor`` checks the references instead.
+"""
+from common.store.schema.columns import Json, metadata
+from common.store.schema.hosts import aggregate_hosts, aggregates, heartbeats, host_images, hosts, services
+from common.store.schema.placement import (
+    allocations,
+    consumers,
+    inventories,
+    provider_aggregates,
+    provider_traits,
+    providers,
+    resource_classes,
+    traits,
+)
+from common.store.schema.servers import actions, console_tokens, events, guests, servers
+from common.store.schema.tenants import (
+    flavor_access,
+    flavors,
+    idempotency_keys,
+    keypairs,
+    projects,
+    quotas,
+    server_group_members,
+    server_groups,
+)
+
+__all__ = [
+    "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "console_tokens", "consumers", "events",
+    "flavor_access", "flavors", "guests", "heartbeats", "host_images", "hosts", "idempotency_keys",
+    "inventories", "keypairs", "metadata", "projects", "provider_aggregates", "provider_traits", "providers",
+    "quotas", "resource_classes", "server_group_members", "server_groups", "servers", "services", "traits"]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tables are made of: names of keys, and the types of columns that every database understands alike."""
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Text
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+metadata = MetaData(naming_convention={
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s"})
+
+LongText = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+BigKey = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Json(TypeDecorator[Any]):
+    """A JSON document kept as text, the same on every database."""
+
+    impl = LongText
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+def uuid_column(name: str, **more: Any) -> Column[str]:
+    """A uuid as text."""
+    return Column(name, String(36), **more)
+
+
+def time_column(name: str, **more: Any) -> Column[int]:
+    """Microseconds since the epoch by the database's clock."""
+    return Column(name, BigInteger, **more)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts, the services on them, and the aggregates that they are in."""
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table, Text, UniqueConstraint
+
+from common.store.schema.columns import BigKey, Json, metadata, time_column, uuid_column
+
+services = Table(
+    "services", metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    uuid_column("uuid", nullable=False, unique=True),
+    Column("host", String(255), nullable=False),
+    Column("binary", String(64), nullable=False),             # nova-compute, nova-conductor, nova-scheduler
+    Column("disabled", Boolean, nullable=False, server_default="0"),
+    Column("disabled_reason", String(255)),
+    Column("forced_down", Boolean, nullable=False, server_default="0"),
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    UniqueConstraint("host", "binary"))
+
+heartbeats = Table(                                           # narrow: rewritten all the time
+    "heartbeats", metadata,
+    Column("host", String(255), primary_key=True),
+    Column("binary", String(64), primary_key=True),
+    time_column("seen_at", nullable=False),
+    Column("up", Boolean, nullable=False))                    # as the conductors judged, never by age alone
+
+hosts = Table(
+    "hosts", metadata,
+    Column("name", String(255), primary_key=True),
+    Column("session", BigInteger, nullable=False),
+    Column("boot_id", String(64), nullable=False, server_default=""),
+    Column("hypervisor_type", String(64), nullable=False),
+    Column("hypervisor_version", BigInteger, nullable=False),
+    Column("hypervisor_hostname", String(255), nullable=False),
+    Column("host_ip", String(64), nullable=False),
+    Column("cpu_info", Json, nullable=False),
+    Column("traits", Json, nullable=False),
+    time_column("booted_at"),
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    # added by 0004
+    Column("cells", Json),                                    # list of models.Cell
+    Column("devices", Json),                                  # list of models.Device
+    Column("facts", Json),                                    # what filters may ask of a host
+    Column("metrics", Json),                                  # name -> number, newest report
+    time_column("metrics_at"))
+
+host_images = Table(                                          # 0004: images that hosts shall fetch ahead
+    "host_images", metadata,
+    Column("host", String(255), primary_key=True),
+    uuid_column("image_id", primary_key=True),
+    Column("image", Json, nullable=False),                    # models.ImageRef
+    time_column("asked_at", nullable=False),
+    time_column("sent_at"),
+    Column("error", Text))
+
+aggregates = Table(
+    "aggregates", metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    uuid_column("uuid", nullable=False, unique=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("meta", Json, nullable=False),                     # availability_zone is a key of it
+    time_column("created_at", nullable=False),
+    time_column("updated_at"))
+
+aggregate_hosts = Table(
+    "aggregate_hosts", metadata,
+    Column("aggregate_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("host", String(255), primary_key=True),
+    Index("ix_aggregate_hosts_host", "host"))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers, what is done to them, where their guests are, and who may see their consoles."""
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text
+
+from common.store.schema.columns import Json, LongText, metadata, time_column, uuid_column
+
+servers = Table(
+    "servers", metadata,
+    uuid_column("id", primary_key=True),
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("hostname", String(255), nullable=False),
+    Column("description", String(255)),
+    # who may change it, and its state
+    Column("fence", BigInteger, nullable=False, server_default="1"),
+    uuid_column("action"),                                          # the action that holds it
+    Column("vm_state", String(32), nullable=False),
+    Column("task_state", String(32)),
+    Column("power_state", Integer, nullable=False, server_default="0"),
+    Column("progress", Integer, nullable=False, server_default="0"),
+    Column("fault", Json),                                    # {code, message, details, created (µs)}
+    Column("locked", Boolean, nullable=False, server_default="0"),
+    Column("locked_by", String(16)),
+    Column("locked_reason", String(255)),
+    # where
+    Column("host", String(255)),
+    Column("availability_zone", String(255)),
+    Column("pinned_availability_zone", String(255)),
+    # what it is made of
+    uuid_column("image_id"),
+    Column("image", Json),                                    # ImageRef as frozen at creation
+    Column("flavor", Json, nullable=False),                   # Flavor as frozen at creation
+    Column("flavor_id", String(255), nullable=False),
+    Column("vcpus", Integer, nullable=False),
+    Column("memory_mb", Integer, nullable=False),
+    Column("disk_gb", Integer, nullable=False),
+    Column("key_name", String(255)),
+    Column("key_data", Text),
+    Column("user_data", LongText),
+    Column("config_drive", Boolean, nullable=False, server_default="0"),
+    Column("meta", Json, nullable=False),
+    Column("tags", Json, nullable=False),                     # sorted list
+    Column("scheduler_hints", Json, nullable=False),
+    Column("security_groups", Json, nullable=False),
+    Column("trusted_image_certificates", Json),
+    Column("access_ip_v4", String(39)),
+    Column("access_ip_v6", String(39)),
+    Column("disk_config", String(8), nullable=False, server_default="MANUAL"),
+    Column("root_device_name", String(255)),
+    Column("reservation_id", String(32), nullable=False),
+    Column("launch_index", Integer, nullable=False, server_default="0"),
+    # when; deleted is 0, or 1 once the server is gone for its tenant
+    Column("deleted", Integer, nullable=False, server_default="0"),
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    time_column("launched_at"),
+    time_column("terminated_at"),
+    time_column("deleted_at"),
+    # added by 0002
+    uuid_column("shelved_image_id"),
+    time_column("shelved_at"),
+    time_column("soft_deleted_at"),
+    # added by 0003
+    Column("interfaces", Json),                               # of models.Interface; NULL: none
+    Column("password", Text),                                 # what the guest posted, encrypted by its owner's key
+    Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
+    Index("ix_servers_all", "deleted", "created_at", "id"),
+    Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
+    Index("ix_servers_host", "host", "deleted"),
+    Index("ix_servers_changed", "updated_at"),
+    Index("ix_servers_reservation", "reservation_id"),
+    Index("ix_servers_shelved_at", "shelved_at"),             # these two since 0002: mostly NULL
+    Index("ix_servers_soft_deleted_at", "soft_deleted_at"))
+
+actions = Table(
+    "actions", metadata,
+    uuid_column("id", primary_key=True),
+    uuid_column("server_id", nullable=False),
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("name", String(64), nullable=False),               # as os-instance-actions shows it
+    Column("workflow", String(32), nullable=False),
+    Column("version", Integer, nullable=False),               # of the workflow: an older conductor leaves it alone
+    Column("args", Json, nullable=False),                     # frozen facts of the request
+    Column("secrets", LongText),                              # encrypted; NULL from the moment the action ends
+    Column("fence", BigInteger, nullable=False),
+    # the journal's head: where it stands
+    Column("state", String(16), nullable=False),              # due, waiting, done, failed, superseded, stuck
+    Column("phase", String(8), nullable=False, server_default="do"),
+    Column("step", String(32)),
+    Column("attempt", Integer, nullable=False, server_default="1"),
+    Column("data", Json, nullable=False),                     # what steps left for later steps
+    Column("host", String(255)),                              # of the command in hand
+    time_column("sent_at"),
+    Column("sends", Integer, nullable=False, server_default="0"),
+    Column("owner", String(64)),
+    time_column("lease_until"),
+    time_column("due_at"),                                          # when a conductor should look; NULL once ended
+    Column("next_seq", Integer, nullable=False, server_default="1"),
+    Column("message", Text),
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    time_column("finished_at"),
+    Index("ix_actions_due", "due_at"),
+    Index("ix_actions_host", "host", "state"),
+    Index("ix_actions_state", "state", "host"),               # 0004
+    Index("ix_actions_server", "server_id", "created_at"))
+
+events = Table(
+    "events", metadata,
+    uuid_column("action_id", primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("step", String(32), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("event", String(16), nullable=False),              # started, succeeded, failed, undone, undo_failed
+    Column("host", String(255)),
+    Column("message", Text),                                  # safe for the tenant
+    Column("details", Text),                                  # for the operator
+    time_column("at", nullable=False))
+
+guests = Table(
+    "guests", metadata,
+    uuid_column("server_id", primary_key=True),
+    Column("host", String(255), primary_key=True),
+    Column("fence", BigInteger, nullable=False),
+    Column("wanted", String(8), nullable=False),              # running, stopped, absent (a debt)
+    Column("may_run", Boolean, nullable=False),
+    time_column("changed_at", nullable=False),
+    time_column("sent_at"),                                         # of the last command to remove it
+    Column("fitting", Json),                                  # 0004: models.Fitting; NULL: nothing of its own
+    Index("ix_guests_host", "host", "wanted"))
+
+# --- consoles (0003) ---
+console_tokens = Table(
+    "console_tokens", metadata,
+    Column("hash", String(64), primary_key=True),             # SHA-256 of the token, which is nowhere
+    uuid_column("server_id", nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("fence", BigInteger, nullable=False),              # of the guest's record: another place, another token
+    Column("kind", String(16), nullable=False),               # novnc, serial, spice-html5 …
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    time_column("created_at", nullable=False),
+    time_column("expires_at", nullable=False, index=True),
+    time_column("used_at"),
+    Index("ix_console_tokens_server", "server_id"))
