@@ -17,12 +17,14 @@ from scheduler.snapshot import Mask, Numbers, Snapshot
 @dataclass(frozen=True, slots=True)
 class Check:
     """One question to all hosts. ``text`` says what is true of a host that does not pass; with ``need``,
-    ``free`` has each host's number beside it."""
+    ``free`` has each host's number beside it. ``room``: how many such servers a host that passes can take, where that
+    is limited; every server that is placed there makes it one less."""
 
     passes: Mask
     text: str
     need: int = 0
     free: Numbers | None = None
+    room: Numbers | None = None
 
     def for_many(self, rejected: Mask) -> str:
         """The text for all rejected hosts together."""

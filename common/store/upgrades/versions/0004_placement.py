@@ -17,19 +17,20 @@ def upgrade() -> None:
         providers.add_column(sa.Column("failures", sa.Integer(), nullable=False, server_default="0"))
         providers.add_column(sa.Column("failed_at", sa.BigInteger()))
     op.create_index("ix_providers_root_uuid", "providers", ["root_uuid"])
-    for column in (sa.Column("host_reserved", sa.Integer()), sa.Column("host_ratio", sa.Float()),
-                   sa.Column("set_reserved", sa.Integer()), sa.Column("set_ratio", sa.Float()),
-                   sa.Column("excess", sa.Integer(), nullable=False, server_default="0")):
-        op.add_column("inventories", column)
+    for name in ("host_reserved", "set_reserved"):
+        op.add_column("inventories", sa.Column(name, sa.Integer()))
+    for name in ("host_ratio", "set_ratio"):
+        op.add_column("inventories", sa.Column(name, sa.Float()))
+    op.add_column("inventories", sa.Column("excess", sa.Integer(), nullable=False, server_default="0"))
     inventories = sa.table("inventories", *map(sa.column, ("host_reserved", "host_ratio", "reserved",
                                                            "allocation_ratio")))
     op.execute(inventories.update().values(host_reserved=inventories.c.reserved,
                                            host_ratio=inventories.c.allocation_ratio))
     op.add_column("provider_traits", sa.Column("by_hand", sa.Boolean(), nullable=False, server_default="0"))
     op.add_column("guests", sa.Column("fitting", _JSON))
-    for column in (*(sa.Column(name, _JSON) for name in ("cells", "devices", "facts", "metrics")),
-                   sa.Column("metrics_at", sa.BigInteger())):
-        op.add_column("hosts", column)
+    for name in ("cells", "devices", "facts", "metrics"):
+        op.add_column("hosts", sa.Column(name, _JSON))
+    op.add_column("hosts", sa.Column("metrics_at", sa.BigInteger()))
     op.create_index("ix_actions_state", "actions", ["state", "host"])
     _tables()
 
