@@ -37,7 +37,7 @@ class Hardware:
     """The guest's hardware as far as flavor and image ask for it; the defaults ask for nothing.
 
     cells: with one or more the guest has a place on its host's cells. dedicated: guest CPUs that have a host CPU each
-    for themselves. threads: "", prefer, isolate or require. page_kb: 0 nothing asked, -1 any large page, else that size.
+    for themselves. threads: "", prefer, isolate or require. page_kb: 0 nothing asked, -1 any large, else that size.
     """
 
     sockets: int = 0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.models import RequestSpec
 from scheduler.hosts import seed
-from scheduler.snapshot import Snapshot, Stock
 from scheduler.select import Options, examine, select
+from scheduler.snapshot import Snapshot, Stock
 
 NANO = {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}
 MakeColumns = Callable[..., Snapshot]
