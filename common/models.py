@@ -217,7 +217,8 @@ class Sync:
     ``metrics`` come with the full report where the host is told to measure. ``working`` lists the keys
     of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
     report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
-    are, by key. ``ask`` is true for the
+    are, by key. ``cached``: what became of images that the host was to fetch ahead: image -> "" when it is there, or
+    why not; told until an answer comes. ``ask`` is true for the
     periodic exchange, which is answered with what the host should be doing.
     """
 
@@ -232,6 +233,7 @@ class Sync:
     inventory: HostInventory | None = None
     metrics: dict[str, float] | None = None
     phases: dict[str, str] = field(default_factory=dict)
+    cached: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
