@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server wants of placement, made in one place.
+
+Pure. The conductor makes it of a server that is being placed (``conductor.placing``), the operator's ``explain`` of one
+that nobody has asked for yet: both get the same answer because both ask here.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common import hardware
+from common.models import Flavor, ImageRef, RequestSpec
+
+
+def of(server: str, project_id: str, flavor: Flavor, image: ImageRef | None = None, *,
+       hints: Mapping[str, Any] | None = None, **more: Any) -> RequestSpec:
+    """The request for one server of this flavor and image.
+
+    Args:
+        server: its id, or any text for one that is not made.
+        image: None for one that boots from no image.
+        hints: scheduler hints as the user gave them; the server group is the one that they name.
+        more: other fields of ``RequestSpec``: availability_zone, force_host, requested_host, excluded, is_rebuild.
+    Raises:
+        BadRequest: flavor or image ask for what no host can carry out.
+    """
+    properties = image.properties if image is not None else {}
+    required, forbidden = hardware.traits(flavor, properties)
+    given = dict(hints or {})
+    return RequestSpec(
+        server=server, project_id=project_id, resources=hardware.resources(flavor, properties), flavor=flavor,
+        image_id=image.id if image is not None else None, image_properties=dict(properties),
+        required_traits=required, forbidden_traits=forbidden, hints=given, group=group_of(given), **more)
+
+
+def group_of(hints: Mapping[str, Any]) -> str | None:
+    """The server group that scheduler hints name."""
+    group = hints.get("group")
+    if isinstance(group, list):
+        group = group[0] if group else None
+    return str(group) if group else None
