@@ -50,7 +50,7 @@ def claim(tx: Connection, wishes: Sequence[Wish]) -> None:
     wanted = sorted({wish.hosts[0] for wish in wishes if wish.hosts})
     if not wanted:
         return
-    ids = _lock(tx, wanted)
+    ids = lock(tx, wanted)
     rooms = _rooms(tx, list(ids.values()))
     rows, holders = [], []
     for wish in wishes:
@@ -68,7 +68,7 @@ def claim(tx: Connection, wishes: Sequence[Wish]) -> None:
         tx.execute(sa.insert(allocations), rows)
 
 
-def _lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
+def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
     """Lock the providers of these hosts in ascending order, and say that they changed; host -> provider."""
     ids = {row.host: row.id for row in tx.execute(for_update(
         sa.select(providers.c.id, providers.c.host).where(providers.c.host.in_(hosts)).order_by(providers.c.id)))}
@@ -110,7 +110,7 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
     """Give back what these (server, host) pairs hold."""
-    ids = _lock(tx, sorted({host for _, host in placements}))
+    ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
     tx.execute(sa.delete(allocations).where(
         allocations.c.consumer_id.in_([server for _, server in held]),
