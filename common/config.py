@@ -79,6 +79,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory; negative: stack."),
         cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk; negative: stack."),
         cfg.StrOpt("default_availability_zone", default="nova", help="Zone of hosts in no aggregate with one."),
+        cfg.StrOpt("default_schedule_zone", help="Zone that new servers are pinned to when none is asked for; default: "
+                                                 "they go to any."),
     ),
     "agent": (
         cfg.StrOpt("driver", default="libvirt", choices=["libvirt", "memory"], help="What drives the guests."),
