@@ -17,20 +17,21 @@ import hashlib
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from common import errors, ids, models, states
 from common.clients.image import Image
-from common.store import flavors, hosts, keypairs, server_groups, servers
+from common.store import aggregates, flavors, hosts, keypairs, server_groups, servers
 from common.wire import to_wire
 from compute_api import passwords
 from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
 from compute_api.resources import server_networks
 from compute_api.resources import server_parts as parts
+from compute_api.resources.server_parts import Destination
 from compute_api.resources.servers import zones
 from compute_api.validation import truth
 
@@ -115,10 +116,12 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     files = parts.personality(body, request.services.settings.quota)
     parts.check_metadata(body.get("metadata", {}), request.services.settings.quota["metadata_items"])
     hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
-    zone, host = _destination(request, body)
-    flavor, key, group = _named(request, body, hints, zone, host)
+    parts.check_hints(hints)
+    where = _destination(request, body)
+    flavor, key, group, where = _named(request, body, hints, where)
     image = request.services.images.show(image_id, request.context.token)
     parts.check_image(image, flavor)
+    parts.check_hardware(flavor, image.ref.properties)
     parts.check_signature(body, image)
     if flavor.root_gb == 0:
         request.require(_API + "servers:create:zero_disk_flavor")
@@ -138,48 +141,41 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
-        "availability_zone": None, "pinned_availability_zone": zone}
-    args: dict[str, Any] = {"zone": zone, "host": host, **interfaces.args}
+        "availability_zone": None, "pinned_availability_zone": where.zone}
+    args: dict[str, Any] = {**where.args, **interfaces.args}
     if files:
         args["files"] = files
     return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns, args,
                  group)
 
 
-def _destination(request: Request, body: dict[str, Any]) -> tuple[str | None, str | None]:
+def _destination(request: Request, body: dict[str, Any]) -> Destination:
     """The zone and the host asked for; a host only by those who may."""
-    zone, host = parts.zone_and_host(body.get("availability_zone"))
-    if host is not None:
-        request.require(_API + "servers:create:forced_host")
+    where = parts.destination(body.get("availability_zone"), request.services.settings.default_schedule_zone)
     asked: dict[str, str] = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    if where.forced:
+        request.require(_API + "servers:create:forced_host")
     if asked:
         request.require("compute:servers:create:requested_destination")
-        if host is not None:
+        if where.forced:
             raise errors.BadRequest("A host in availability_zone cannot be given together with "
                                     f"{' and '.join(asked)}.")
-        host = _found_host(request, asked)
-    elif host is not None:
-        _found_host(request, {"host": host})
-    return zone, host
+        return Destination(where.zone, asked.get("host"), asked.get("hypervisor_hostname"))
+    return where
 
 
-def _found_host(request: Request, asked: dict[str, str]) -> str:
-    """The name of the one host that answers to all that is asked."""
-    wanted = asked.get("host")
-    for row in request.read(hosts.list_all, wanted):
-        if asked.get("hypervisor_hostname") in (None, row["hypervisor_hostname"]):
-            return str(row["name"])
-    raise errors.BadRequest(f"Compute host {wanted or asked['hypervisor_hostname']} could not be found.")
+Named = tuple[models.Flavor, Any, str | None, Destination]
 
 
-def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: str | None, host: str | None
-           ) -> tuple[models.Flavor, Any, str | None]:
-    """What the request names and the database knows, read at one moment: flavor, key, group; the zone is checked."""
+def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], where: Destination) -> Named:
+    """What the request names and the database knows, read at one moment: flavor, key, group, and the place."""
     flavor_id, group_id = parts.flavor_id(body["flavorRef"]), parts.group_id(hints)
 
-    def work(tx: Any) -> tuple[models.Flavor, Any, str | None]:
+    def work(tx: Any) -> Named:
         try:
             flavor = flavors.record(flavors.show(tx, flavor_id, request.scope))
+            if group_id is not None:
+                server_groups.show(tx, group_id, request.context.project_id)
         except errors.NotFound as problem:
             raise errors.BadRequest(problem.text) from problem
         parts.refuse_more_disks(flavor)
@@ -189,16 +185,22 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], zone: 
                 key = keypairs.show(tx, request.context.user_id, body["key_name"])
             except errors.NotFound as problem:
                 raise errors.BadRequest("Invalid key_name provided.") from problem
-        if group_id is not None:
-            try:
-                group = server_groups.show(tx, group_id, request.context.project_id)
-            except errors.NotFound as problem:
-                raise errors.BadRequest(problem.text) from problem
-            parts.refuse_hard_policy(group.policy)
-        if zone is not None and host is None and zone not in zones(tx, request.services.settings.default_zone):
-            raise errors.BadRequest("The requested availability zone is not available")
-        return flavor, key, group_id
+        return flavor, key, group_id, _found(tx, where, request.services.settings.default_zone)
     return request.read(work)
+
+
+def _found(tx: Any, where: Destination, default_zone: str) -> Destination:
+    """The place by its host's name. A zone must exist; one beside a forced host is that host's own."""
+    if where.zone is not None and not where.forced and where.zone not in zones(tx, default_zone):
+        raise errors.BadRequest("The requested availability zone is not available")
+    if where.host is None and where.node is None:
+        return where
+    for row in hosts.list_all(tx, where.host):
+        if where.node in (None, row["hypervisor_hostname"]):
+            name = str(row["name"])
+            own = where.forced and where.zone is not None
+            return replace(where, host=name, zone=aggregates.zones(tx, default_zone)[name] if own else where.zone)
+    raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.")
 
 
 def _rows(request: Request, order: Order, reservation_id: str, count: int, password: Password

@@ -6,12 +6,17 @@ import base64
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from common import errors, models
+import orjson
+
+from common import errors, hardware, models
 from common.clients.image import Image
 
 GIB = 1024 ** 3
+MOST_SERVERS = 64       # that hints name: each is looked up at every placement
+MOST_HINTS = 16384      # bytes of hints, as JSON
 
 
 def counts(body: Mapping[str, Any]) -> tuple[int, int]:
@@ -46,13 +51,6 @@ def refuse_more_disks(flavor: models.Flavor) -> None:
     if flavor.ephemeral_gb or flavor.swap_mb:
         raise errors.BadRequest(f"flavorRef: flavor {flavor.name} has an ephemeral or swap disk, which the hosts of "
                                 "this cloud do not make yet; take one without.")
-
-
-def refuse_hard_policy(policy: str) -> None:
-    """A hard policy is a guarantee, and nothing enforces it yet; the soft ones are wishes."""
-    if not policy.startswith("soft-"):
-        raise errors.BadRequest(f"os:scheduler_hints.group: the policy {policy} is not enforced in this cloud yet; use "
-                                f"a group with the policy soft-{policy}.")
 
 
 def check_signature(body: Mapping[str, Any], image: Image) -> None:
@@ -127,15 +125,74 @@ def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
 
 
-def zone_and_host(text: str | None) -> tuple[str | None, str | None]:
-    """ZONE, ZONE:HOST or ZONE:HOST:NODE; with a host the zone may be empty."""
-    if text is None:
-        return None, None
-    zone, *rest = text.split(":")
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a server shall be. node: what the host's hypervisor calls itself. forced: the operator's filters are not
+    asked, as for a host in availability_zone; else they must let the host."""
+
+    zone: str | None = None
+    host: str | None = None
+    node: str | None = None
+    forced: bool = False
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """What the workflow gets of it."""
+        return {"zone": self.zone, "host": self.host, "forced": self.forced}
+
+
+def destination(text: str | None, default_zone: str | None = None) -> Destination:
+    """ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE; an empty zone is the one where servers go that name none."""
+    zone, *rest = (text or "").split(":")
     if len(rest) > 2:
-        raise errors.BadRequest("Unable to parse availability_zone: give ZONE, or ZONE:HOST.")
-    host = next((part for part in rest if part), None)
-    return zone or None, host
+        raise errors.BadRequest("Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE.")
+    host, node = [*rest, "", ""][:2]
+    return Destination(zone or default_zone, host or None, node or None, forced=bool(host or node))
+
+
+def check_hints(hints: Mapping[str, Any]) -> None:
+    """Hints are stored and travel with every placement of the server: few, small, and none of our own making."""
+    for name in hints:
+        if name.startswith("_"):
+            raise errors.BadRequest(f"os:scheduler_hints.{name[:80]}: names that begin with _ are not for requests.")
+    servers: set[str] = set()
+    for name in ("same_host", "different_host"):
+        named = hints.get(name, ())
+        servers.update([named] if isinstance(named, str) else named)
+        if len(servers) > MOST_SERVERS:
+            raise errors.BadRequest(f"os:scheduler_hints.{name}: hints name at most {MOST_SERVERS} servers.")
+    if isinstance(hints.get("group"), list) and len(hints["group"]) > 1:
+        raise errors.BadRequest("os:scheduler_hints.group: a server can be in one group only.")
+    if len(orjson.dumps(hints)) > MOST_HINTS:
+        raise errors.BadRequest(f"os:scheduler_hints: at most {MOST_HINTS} bytes.")
+
+
+def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None:
+    """Can a host make such a guest? Raises BadRequest that names the extra spec or the image property."""
+    hardware.hardware(flavor, properties)
+    hardware.resources(flavor, properties)
+    hardware.traits(flavor, properties)
+
+
+def check_same_place(flavor: models.Flavor, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """A rebuilt server keeps its place on its host, so another image must not ask for another one."""
+    after = _place(flavor, new)
+    try:
+        before = _place(flavor, old)
+    except errors.BadRequest:            # made by a version that passed over what it did not know
+        before = _place(flavor, {})
+    for words, wanted in after.items():
+        if wanted != before[words]:
+            raise errors.BadRequest(f"imageRef: this image asks for other {words} than the server has, and a rebuild "
+                                    "keeps the server's place on its host; make a new server from it.")
+
+
+def _place(flavor: models.Flavor, properties: Mapping[str, str]) -> dict[str, Any]:
+    """What a guest holds of its host, by what it is called."""
+    wanted = hardware.hardware(flavor, properties)
+    return {"resources": hardware.resources(flavor, properties), "NUMA cells": wanted.cells,
+            "CPUs of its own": (wanted.dedicated, wanted.threads), "memory pages": wanted.page_kb,
+            "PCI devices": wanted.devices}
 
 
 def check_image(image: Image, flavor: models.Flavor) -> None:

@@ -149,7 +149,7 @@ def _unshelve(request: Request, server: Any, given: Any) -> Prepared:
                               "only while it is in vm_state shelved_offloaded.")
     request.read(_check_place, zone if "availability_zone" in given or host else None, host,
                  request.services.settings.default_zone)
-    return Prepared({"zone": zone, "host": host, "unpin": "availability_zone" in given and zone is None},
+    return Prepared({**parts.Destination(zone, host).args, "unpin": "availability_zone" in given and zone is None},
                     changes={"pinned_availability_zone": zone} if "availability_zone" in given else {})
 
 

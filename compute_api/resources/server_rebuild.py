@@ -43,7 +43,10 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     files = parts.personality(given, quota)
     key = _key(request, given)
     image = request.services.images.show(given["imageRef"], request.context.token)
-    parts.check_image(image, from_wire(models.Flavor, loads(server.flavor)))
+    flavor = from_wire(models.Flavor, loads(server.flavor))
+    parts.check_image(image, flavor)
+    parts.check_hardware(flavor, image.ref.properties)
+    parts.check_same_place(flavor, loads(server.image or "{}").get("properties", {}), image.ref.properties)
     kept = {"trusted_image_certificates": loads(server.trusted_image_certificates or "null")}
     parts.check_signature({**kept, **given}, image)
     changes = {column: made(given[name]) for name, (column, made) in _COLUMNS.items() if name in given}

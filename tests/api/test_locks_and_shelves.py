@@ -118,7 +118,7 @@ def shelved(cloud: Cloud, server: str) -> str:
      {"zone": "nova", "host": "host1", "unpin": False}, "nova")])
 def test_where_to(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, args: Any, pinned: str | None) -> None:
     assert act(cloud, shelved, "unshelve", body, mv, token).status_code == 202
-    assert newest(cloud).args == {"was": "shelved_offloaded", **args}
+    assert newest(cloud).args == {"was": "shelved_offloaded", "forced": False, **args}
     assert newest(cloud).workflow == "unshelve"
     assert cloud.rows(schema.servers)[0].pinned_availability_zone == pinned
 

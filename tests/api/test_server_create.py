@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import Flavor
-from common.store import actions, aggregates, schema, servers
+from common.store import actions, schema, servers
 from compute_api.creating import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 
@@ -46,7 +46,7 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
     assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (
         "create", "create", "due", 1, row.id)
     assert action.request_id == answer.headers["X-Compute-Request-Id"]
-    assert action.args == {"zone": None, "host": None, "networks": []}
+    assert action.args == {"zone": None, "host": None, "forced": False, "networks": []}
     assert cloud.bell.rung == 1
 
 
@@ -184,69 +184,12 @@ def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
     assert post(cloud, headers={"Idempotency-Key": key}).status_code == 400
 
 
-# --- where ---
-def test_an_admin_may_name_the_host(cloud: Cloud) -> None:
-    cloud.add_host("host2")
-    by_zone = post(cloud, token="admin", availability_zone="nova:host2")
-    by_host = post(cloud, "2.74", token="admin", networks="none", host="host2", hypervisor_hostname="host2.cloud")
-    by_node = post(cloud, "2.74", token="admin", networks="none", hypervisor_hostname="host1.cloud")
-    assert [by_zone.status_code, by_host.status_code, by_node.status_code] == [202, 202, 202]
-    args = {action.server_id: action.args for action in cloud.rows(schema.actions)}
-    assert [args[answer.json["server"]["id"]] for answer in (by_zone, by_host, by_node)] == [
-        {"zone": zone, "host": host, "networks": []}
-        for zone, host in (("nova", "host2"), (None, "host2"), (None, "host1"))]
-
-
-@pytest.mark.parametrize(("change", "text"), [
-    ({"host": "nowhere"}, "Compute host nowhere could not be found."),
-    ({"host": "host1", "hypervisor_hostname": "other"}, "Compute host host1 could not be found."),
-    ({"availability_zone": "nova:nowhere"}, "Compute host nowhere could not be found."),
-    ({"availability_zone": "nova:host1", "host": "host1"},
-     "A host in availability_zone cannot be given together with host.")])
-def test_a_host_that_is_none(cloud: Cloud, change: dict[str, Any], text: str) -> None:
-    answer = post(cloud, "2.74", token="admin", networks="none", **change)
-    assert answer.json == {"badRequest": {"code": 400, "message": text}}
-
-
-def test_a_zone_is_that_of_an_aggregate_and_is_pinned(cloud: Cloud) -> None:
-    assert post(cloud, availability_zone="az1").status_code == 400
-    with cloud.store.begin() as tx:
-        tx.execute(sa.insert(schema.aggregates), {"id": 1, "uuid": ids.new(), "name": "a", "created_at": 0,
-                                                  "meta": {"availability_zone": "az1"}})
-        tx.execute(sa.insert(schema.aggregate_hosts), {"aggregate_id": 1, "host": "host1"})
-    assert cloud.store.read(lambda tx: aggregates.zones(tx, "nova"))["host1"] == "az1"
-    assert post(cloud, availability_zone="az1").status_code == 202
-    assert post(cloud, availability_zone="nova").status_code == 400, "host1 was the only one there"
-    [row] = cloud.rows(schema.servers)
-    assert (row.availability_zone, row.pinned_availability_zone) == (None, "az1")
-
-
-# --- server groups ---
-def new_group(cloud: Cloud, policy: str) -> str:
-    answer = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": [policy]}}, mv="2.15")
-    return str(answer.json["server_group"]["id"])
-
-
 def test_what_no_host_can_keep_is_refused_by_name(cloud: Cloud) -> None:
     cloud.add_flavor(Flavor("swap", "m1.swap", 1, 512, 1, swap_mb=64))
-    hard = new_group(cloud, "anti-affinity")
-    for answer, field in ((post(cloud, flavorRef="swap"), "flavorRef: flavor m1.swap"),
-                          (post(cloud, hints={"group": hard}), "os:scheduler_hints.group: the policy anti-affinity")):
-        assert answer.status_code == 400
-        assert answer.json["badRequest"]["message"].startswith(field)
+    answer = post(cloud, flavorRef="swap")
+    assert answer.status_code == 400
+    assert answer.json["badRequest"]["message"].startswith("flavorRef: flavor m1.swap")
     assert cloud.rows(schema.servers) == []
-
-
-def test_a_server_joins_its_group_in_the_same_transaction(cloud: Cloud) -> None:
-    group = new_group(cloud, "soft-affinity")
-    answer = post(cloud, hints={"group": group}, min_count=2)
-    assert answer.status_code == 202
-    members = cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"]
-    assert sorted(members) == sorted(row.id for row in cloud.rows(schema.servers))
-    cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"server_group_members": 2}}, token="admin")
-    over = post(cloud, hints={"group": group})
-    assert over.json["forbidden"]["message"].startswith("Quota exceeded for server_group_members")
-    assert post(cloud, hints={"group": ids.new()}).status_code == 400
 
 
 # --- what it costs, and doing many at once ---
