@@ -1,63 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters: each looks at all hosts at once and says which may not take a server, and why.
 
-A filter is a function (snapshot, request spec) -> checks; ``scheduler.select`` applies the checks in order
-and counts a host for the first that it does not pass. ``FILTERS`` has those that an operator can name in
-``enabled_filters``; placement (forced, excluded, resources) is always checked.
+``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's names, installed
+distributions add their own as entry points. ``Filters.checks`` is the one order in which hosts are asked: named hosts,
+failing hosts, the enabled filters, and then what is promised whatever the operator enables (``placement``).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
+
+from oslo_config import cfg
 
 from common.models import RequestSpec
-from scheduler.snapshot import Mask, Numbers, Snapshot
+from scheduler.filters import hosts, placement
+from scheduler.filters.check import Check, Factory, Filter
+from scheduler.snapshot import Mask, Snapshot
+
+__all__ = ["Check", "Factory", "Filter", "Filters", "UnknownFilter", "load"]
+ENTRY_POINTS = "kilonova.scheduler.filters"
+
+
+class UnknownFilter(ValueError):
+    """A filter is not there or cannot be made; the text names it, the option and what there is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One question to all hosts. ``text`` says what is true of a host that does not pass; with ``need``,
-    ``free`` has each host's number beside it. ``room``: how many such servers a host that passes can take, where that
-    is limited; every server that is placed there makes it one less."""
+class Entry:
+    """A filter of ours. always: its checks are made of every request, so the name alone changes nothing."""
 
-    passes: Mask
-    text: str
-    need: int = 0
-    free: Numbers | None = None
-    room: Numbers | None = None
-
-    def for_many(self, rejected: Mask) -> str:
-        """The text for all rejected hosts together."""
-        if self.free is None:
-            return self.text
-        return f"{self.text} (need {self.need}, most free {max(0, int(self.free[rejected].max()))})"
-
-    def for_one(self, row: int) -> str:
-        """The text for the host in this row."""
-        if self.free is None:
-            return self.text
-        return f"{self.text} (need {self.need}, free {max(0, int(self.free[row]))})"
+    make: Factory | None = None
+    on_rebuild: bool = False
 
 
-Filter = Callable[[Snapshot, RequestSpec], Iterable[Check]]
+def _plain(filter_: Filter) -> Factory:
+    """For a filter without options."""
+    return lambda conf: filter_
 
 
-def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host's agent is known, enabled, not forced down and heard from."""
-    yield Check(snapshot.served, "without a compute service")
-    yield Check(~snapshot.disabled, "disabled")
-    yield Check(~snapshot.forced_down, "forced down")
-    yield Check(snapshot.up, "not heard from")
-
-
-def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The host is in the zone that was asked for; any will do when none was."""
-    if spec.availability_zone is not None:
-        number = snapshot.zone_numbers.get(spec.availability_zone, -1)
-        yield Check(snapshot.zones == number, f"not in zone {spec.availability_zone}")
-
-
-FILTERS: dict[str, Filter] = {
-    "ComputeFilter": compute_status,
-    "AvailabilityZoneFilter": availability_zone,
+PROMISED = Entry()      # asked of every request by placement.promises; the name in the option changes nothing
+BUILT_IN: dict[str, Entry] = {
+    "AllHostsFilter": Entry(_plain(hosts.all_hosts)),
+    "AvailabilityZoneFilter": Entry(_plain(hosts.availability_zone)),
+    "ComputeFilter": Entry(_plain(hosts.compute_status)),
+    "NUMATopologyFilter": PROMISED,
+    "PciPassthroughFilter": PROMISED,
+    "ServerGroupAffinityFilter": PROMISED,
+    "ServerGroupAntiAffinityFilter": PROMISED,
 }
+FILTERS: dict[str, Filter] = {"ComputeFilter": hosts.compute_status, "AvailabilityZoneFilter": hosts.availability_zone}
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of one configuration, in its order, and whether each is asked of rebuilds.
+
+    failures: builds that fail in a row before a host is left out; 0: never.
+    """
+
+    enabled: tuple[tuple[Filter, bool], ...]
+    failures: int = 0
+
+    def checks(self, snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int = 1) -> Iterator[Check]:
+        """Every question to the hosts, in order; each is made when it is asked for.
+
+        Args:
+            passing: the caller's own mask of the hosts that passed so far, narrowed in place between two checks:
+                what is costly asks only those.
+            count: so many equal servers are wanted: no host's room needs to be known beyond it.
+        """
+        yield from placement.named_hosts(snapshot, spec)
+        if spec.force_host is not None:
+            yield from placement.alive(snapshot)
+        else:
+            if not spec.is_rebuild:
+                yield from placement.failing_hosts(snapshot, self.failures)
+            for filter_, on_rebuild in self.enabled:
+                if on_rebuild or not spec.is_rebuild:
+                    yield from filter_(snapshot, spec)
+        yield from placement.promises(snapshot, spec, passing, count)
+
+
+def load(conf: cfg.ConfigOpts) -> Filters:
+    """The filters that ``[scheduler] enabled_filters`` names, made.
+
+    Raises:
+        UnknownFilter: a name that neither we nor an installed distribution have, or a third party's filter that
+            cannot be made.
+    """
+    names = dict.fromkeys(conf.scheduler.enabled_filters)
+    foreign = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
+    unknown = [name for name in names if name not in BUILT_IN and name not in foreign]
+    if unknown:
+        raise UnknownFilter(f"[scheduler] enabled_filters: unknown {', '.join(unknown)}; "
+                            f"allowed are {', '.join(sorted({*BUILT_IN, *foreign}))}")
+    enabled = []
+    for name in names:
+        if name in foreign:
+            enabled.append(_foreign(foreign[name], conf))
+        elif (make := BUILT_IN[name].make) is not None:
+            enabled.append((make(conf), BUILT_IN[name].on_rebuild))
+    return Filters(tuple(enabled), conf.scheduler.build_failure_limit)
+
+
+def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, bool]:
+    """A third party's filter. Its code runs here for the first time, so anything may go wrong."""
+    try:
+        factory = point.load()
+        return factory(conf), bool(getattr(factory, "on_rebuild", False))
+    except Exception as problem:
+        raise UnknownFilter(f"[scheduler] enabled_filters: {point.name} ({point.value}) cannot be made: "
+                            f"{type(problem).__name__}: {problem}") from problem

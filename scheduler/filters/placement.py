@@ -1,31 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of every request: the hosts it names, and room for its resources.
+"""What is asked of every request, whatever the operator enables: the hosts it names, traits, resources, group, parts.
 
-Called by ``scheduler.select``. The arithmetic of a resource class is Placement's, and must stay the same as
-that of the claim (``common.store.allocations``): a host passes here exactly when a claim on it would.
+Called by ``Filters.checks``. The arithmetic of a resource class is Placement's, and must stay the same as that of the
+claim (``common.store.allocations``): a host passes here exactly when a claim on it would.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from common import hardware
 from common.models import RequestSpec
-from scheduler.filters import Check
-from scheduler.snapshot import Snapshot
+from scheduler.filters.check import UNLIMITED, Check
+from scheduler.filters.parts import parts
+from scheduler.snapshot import Mask, Snapshot
 
 
 def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """The forced host is the only one; an excluded host is none."""
-    if spec.force_host is not None:
+    """The host that the request names is the only one; an excluded host is none."""
+    for name in {spec.force_host, spec.requested_host} - {None}:
         only = np.zeros(len(snapshot.names), np.bool_)
-        if spec.force_host in snapshot.rows:
-            only[snapshot.rows[spec.force_host]] = True
-        yield Check(only, f"not the requested host {spec.force_host}")
+        if name in snapshot.rows:
+            only[snapshot.rows[name]] = True
+        yield Check(only, "not the requested host")
     if spec.excluded:
         others = np.ones(len(snapshot.names), np.bool_)
         others[[snapshot.rows[name] for name in spec.excluded if name in snapshot.rows]] = False
         yield Check(others, "excluded after an earlier attempt")
+
+
+def alive(snapshot: Snapshot) -> Iterable[Check]:
+    """Asked of a forced host instead of the operator's filters: it may be disabled, but something must answer there."""
+    yield Check(snapshot.served, "without a compute service")
+    yield Check(~snapshot.forced_down, "forced down")
+    yield Check(snapshot.up, "not heard from")
+
+
+def failing_hosts(snapshot: Snapshot, limit: int) -> Iterable[Check]:
+    """A host where builds failed in a row is left out for a while, and then tried with one server."""
+    if not limit or not (snapshot.failures >= limit).any():
+        return
+    failing = snapshot.failures >= limit
+    left_out = failing & (snapshot.waits > 0)
+    again = int(snapshot.waits[left_out].min()) if left_out.any() else 0
+    fewest = int(snapshot.failures[left_out].min()) if left_out.any() else limit
+
+    def text(failures: int, seconds: int) -> str:
+        return f"left out after {failures} failed builds in a row, tried again in {seconds} s"
+
+    yield Check(~left_out, text(fewest, again), room=np.where(failing, 1, UNLIMITED),
+                each=lambda row: text(int(snapshot.failures[row]), int(snapshot.waits[row])))
+
+
+def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterator[Check]:
+    """What a host must have for the server to run there as promised. See ``Filters.checks`` for the arguments."""
+    if spec.is_rebuild:         # it has its place; only the traits that its new image asks for are news
+        yield from traits(snapshot, *_traits_of_image(spec))
+        return
+    if spec.force_host is None:
+        yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
+    yield from resources(snapshot, spec)
+    yield from group(snapshot, spec)
+    yield from parts(snapshot, spec, passing, count)
+
+
+def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
+    if spec.flavor is None:
+        return [], []
+    return hardware.traits(replace(spec.flavor, extra_specs={}), spec.image_properties)
+
+
+def traits(snapshot: Snapshot, required: Iterable[str], forbidden: Iterable[str]) -> Iterable[Check]:
+    """The host has these traits, and not those."""
+    nobody = np.zeros(len(snapshot.names), np.bool_)
+    for name in required:
+        yield Check(snapshot.traits.get(name, nobody), f"without the trait {name}")
+    for name in forbidden:
+        yield Check(~snapshot.traits.get(name, nobody), f"with the forbidden trait {name}")
 
 
 def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
@@ -40,4 +93,21 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         yield Check(stock.most > 0, f"without {name}")
         allowed = (amount >= stock.least) & (amount <= stock.most) & (amount % stock.step == 0)
         yield Check(allowed, f"not able to give one server {amount} of {name}")
-        yield Check(stock.free >= amount, f"short of {name}", amount, stock.free)
+        yield Check(stock.free >= amount, f"short of {name}", amount, stock.free, stock.free // amount)
+
+
+def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    """The hard policy of the request's server group holds with one more member there. Soft ones are weighed."""
+    wanted = snapshot.groups.get(spec.group or "")
+    if wanted is None or wanted.policy not in ("affinity", "anti-affinity"):
+        return
+    members = np.zeros(len(snapshot.names), np.int64)
+    for row, number in wanted.members.items():
+        members[row] = number
+    if wanted.policy == "anti-affinity":
+        text = f"with {wanted.most} or more servers of the group" if wanted.most > 1 else "with a server of the group"
+        yield Check(members < wanted.most, text, room=wanted.most - members)
+    elif (members > 0).any():
+        yield Check(members > 0, "away from the servers of the group")
+    else:
+        yield Check(np.ones(len(snapshot.names), np.bool_), "away from the servers of the group", settles=True)

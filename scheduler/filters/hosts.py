@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that look at the host itself: its service, its zone."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.models import RequestSpec
+from scheduler.filters.check import Check
+from scheduler.snapshot import Snapshot
+
+
+def all_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    """Any host will do."""
+    return ()
+
+
+def compute_status(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    """The host's agent is known, enabled, not forced down and heard from."""
+    yield Check(snapshot.served, "without a compute service")
+    yield Check(~snapshot.disabled, "disabled")
+    yield Check(~snapshot.forced_down, "forced down")
+    yield Check(snapshot.up, "not heard from")
+
+
+def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+    """The host is in the zone that was asked for; any will do when none was."""
+    if spec.availability_zone is not None:
+        number = snapshot.zone_numbers.get(spec.availability_zone, -1)
+        yield Check(snapshot.zones == number, f"not in zone {spec.availability_zone}")
