@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,35 @@ def _url(schemes: tuple[str, ...]) -> types.ConfigType:
                 raise ValueError(f"must start with one of {', '.join(schemes)}")
             return text
     return Url(max_length=2048)
+
+
+class _PciAliases(types.ConfigType):
+    """A JSON list of {"name", "vendor_id", "product_id"} -> name: kinds of devices, as (vendor, product) in four
+    hexadecimal digits; a name that stands there several times means any of its kinds."""
+
+    def __call__(self, value: object) -> dict[str, list[tuple[str, str]]]:
+        found: dict[str, list[tuple[str, str]]] = {}
+        try:
+            rows = json.loads(str(value))
+            for row in rows:
+                name, kind = row.pop("name"), (row.pop("vendor_id").lower(), row.pop("product_id").lower())
+                if row or not re.fullmatch("[A-Za-z0-9._-]{1,255}", name) or not all(
+                        re.fullmatch("[0-9a-f]{4}", part) for part in kind):
+                    raise ValueError
+                found.setdefault(name, []).append(kind)
+        except (ValueError, KeyError, AttributeError, TypeError) as problem:
+            raise ValueError('must be a JSON list of {"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}: a '
+                             "name, and numbers of four hexadecimal digits") from problem
+        return found
+
+    def __repr__(self) -> str:
+        return "PciAliases"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _PciAliases)
+
+    def _formatter(self, value: object) -> str:
+        return json.dumps(value)
 
 
 _DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+mysqldb://")
@@ -65,6 +95,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
         cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
         cfg.StrOpt("policy_file", help="oslo.policy file that overrides the defaults, in Nova's rule names."),
+        cfg.Opt("pci_alias", type=_PciAliases(), default={}, sample_default="[]",
+                help="What flavors call PCI devices in pci_passthrough:alias, as a JSON list of "
+                     '{"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}.'),
     ),
     "conductor": (
         cfg.IntOpt("batch", default=64, min=1, max=1000, help="Most actions advanced in one transaction."),
@@ -75,6 +108,10 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "scheduler": (
         cfg.ListOpt("enabled_filters", default=["ComputeFilter", "AvailabilityZoneFilter"],
                     help="Filters, in order. VCPU, RAM and disk are always checked through inventories."),
+        cfg.IntOpt("build_failure_limit", default=5, min=0,
+                   help="Builds that fail in a row before a host is left out for a while; 0: never."),
+        cfg.IntOpt("build_failure_pause", default=300, min=1,
+                   help="Seconds that it is left out, before it is tried with one server."),
         cfg.FloatOpt("cpu_weight_multiplier", default=1.0, help="Weight of free VCPUs; negative: stack."),
         cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory; negative: stack."),
         cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk; negative: stack."),
@@ -108,10 +145,6 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                 help="The identity service."),
         cfg.StrOpt("username", default="kilonova", help="Kilonova's own user."),
         cfg.StrOpt("password", default="", secret=True, help="Its password."),
-        cfg.IntOpt("build_failure_limit", default=5, min=0,
-                   help="Builds that fail in a row before a host is left out for a while; 0: never."),
-        cfg.IntOpt("build_failure_pause", default=300, min=1,
-                   help="Seconds that it is left out, before it is tried with one server."),
         cfg.StrOpt("project_name", default="service", help="Its project."),
         cfg.StrOpt("domain", default="Default", help="Domain of that user and project."),
         cfg.StrOpt("region", default="RegionOne", help="Region whose endpoints are used."),

@@ -24,6 +24,7 @@ from compute_api.views import addresses
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
+OWN_SPECS = "kilonova:"      # what Kilonova itself froze into a server's flavor; nobody's to see
 USER_DATA = "OS-EXT-SRV-ATTR:user_data"
 EXTRA_SPECS = _API + "servers:show:flavor-extra-specs"
 _PROGRESS = frozenset(("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"))
@@ -83,7 +84,8 @@ def _flavor(row: Any, view: View) -> Any:
         body = {"vcpus": flavor["vcpus"], "ram": flavor["memory_mb"], "disk": flavor["root_gb"],
                 "ephemeral": flavor["ephemeral_gb"], "swap": flavor["swap_mb"], "original_name": flavor["name"]}
         if EXTRA_SPECS in view.allowed:
-            body["extra_specs"] = flavor["extra_specs"]
+            body["extra_specs"] = {key: value for key, value in flavor["extra_specs"].items()
+                                   if not key.startswith(OWN_SPECS)}
         view.made[key] = orjson.Fragment(orjson.dumps(body))
     return view.made[key]
 

@@ -175,3 +175,17 @@ def test_deleted_servers_are_no_members_and_a_group_goes_while_it_has_some(cloud
     assert cloud.call("DELETE", f"/os-server-groups/{group}").status_code == 204
     assert cloud.call("GET", f"/servers/{second}", mv="2.71").json["server"]["server_groups"] == []
     assert cloud.rows(schema.server_group_members) == []
+
+
+# --- hardware ---
+def test_what_kilonova_froze_into_a_flavor_is_nobodys_to_see(cloud: Cloud) -> None:
+    server = post(cloud).json["server"]["id"]
+    [row] = cloud.rows(schema.servers)
+    frozen = {**row.flavor, "extra_specs": {"kilonova:devices": "gpu=10de:1db4:1", "hw:boot_menu": "true"}}
+    cloud.change(schema.servers, schema.servers.c.id == server, flavor=frozen)
+    for token in ("user", "admin"):
+        for path in (f"/servers/{server}", "/servers/detail?all_tenants=1" if token == "admin" else "/servers/detail"):
+            for mv in ("2.1", "2.47", "2.100"):
+                shown = cloud.call("GET", path, mv=mv, token=token)
+                assert "kilonova:" not in shown.text
+                assert ("hw:boot_menu" in shown.text) == (mv != "2.1")

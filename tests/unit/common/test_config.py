@@ -14,7 +14,8 @@ EVERY = [(group, option) for group, options in config.OPTIONS.items() for option
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "DEFAULT.state_dir", "DEFAULT.secret_key", "api.public_url", "api.policy_file",
     "scheduler.enabled_filters",
-    "scheduler.default_availability_zone", "agent.libvirt_uri", "identity.username", "identity.password",
+    "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
+    "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
     "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc"}
 
@@ -49,6 +50,11 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
         found.append(("not a host!", "not a host!"))
     elif isinstance(option, cfg.BoolOpt):
         found.append(("perhaps", "perhaps"))
+    elif option.dest == "pci_alias":
+        found += [(wrong, "must be a JSON list") for wrong in (
+            "gpu", "[1]", '{"name": "gpu"}', '[{"name": "gpu", "vendor_id": "10de"}]',
+            '[{"name": "a b", "vendor_id": "10de", "product_id": "1db4"}]',
+            '[{"name": "gpu", "vendor_id": "10de", "product_id": "0x1db4"}]')]
     elif type(kind).__name__ == "Url":
         found.append(("ftp://x", "must start with one of"))
     return found
@@ -88,6 +94,13 @@ def test_values_arrive(load) -> None:
     assert (conf.host, conf.api.workers, conf.database.url) == ("h7", 3, "sqlite:////x.db")
     assert (conf.scheduler.enabled_filters, conf.agent.cpu_allocation_ratio) == (["A", "B"], 1.5)
     assert conf.conductor.batch == 64
+
+
+def test_aliases_of_devices_are_read_by_name(load) -> None:
+    rows = ", ".join(f'{{"name": "{name}", "vendor_id": "10DE", "product_id": "{product}"}}'
+                     for name, product in (("gpu", "1db4"), ("nic", "1572"), ("gpu", "1db5")))
+    assert load("[api]", f"pci_alias = [{rows}]").api.pci_alias == {
+        "gpu": [("10de", "1db4"), ("10de", "1db5")], "nic": [("10de", "1572")]}
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
