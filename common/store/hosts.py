@@ -77,13 +77,15 @@ def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
 
 def list_all(tx: Connection, name: str | None = None) -> list[dict[str, Any]]:
     """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down, up), their
-    inventory by class (total, reserved, ratio, used) and ``running_vms``; three statements whatever their number."""
+    inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (builds that failed there in a
+    row) with ``failed_at``; three statements whatever their number."""
     both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE)
     beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == services.COMPUTE)
     query = sa.select(
         hosts, services_table.c.id.label("service_id"), services_table.c.uuid.label("service_uuid"),
         services_table.c.disabled, services_table.c.disabled_reason, services_table.c.forced_down, heartbeats.c.up,
         heartbeats.c.seen_at, providers.c.id.label("provider_id"), providers.c.uuid.label("provider_uuid"),
+        providers.c.failures, providers.c.failed_at,
     ).select_from(hosts.join(services_table, both).outerjoin(heartbeats, beats)
                   .join(providers, providers.c.host == hosts.c.name)).order_by(services_table.c.id)
     if name is not None:
