@@ -17,22 +17,21 @@ import hashlib
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from common import errors, ids, models, states
 from common.clients.image import Image
-from common.store import aggregates, flavors, hosts, keypairs, server_groups, servers
+from common.store import flavors, keypairs, server_groups, servers
 from common.wire import to_wire
 from compute_api import passwords
 from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
-from compute_api.resources import server_networks
+from compute_api.resources import destinations, server_networks
 from compute_api.resources import server_parts as parts
-from compute_api.resources.server_parts import Destination
-from compute_api.resources.servers import zones
+from compute_api.resources.destinations import Destination
 from compute_api.validation import truth
 
 _API = "os_compute_api:"
@@ -151,7 +150,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
 
 def _destination(request: Request, body: dict[str, Any]) -> Destination:
     """The zone and the host asked for; a host only by those who may."""
-    where = parts.destination(body.get("availability_zone"), request.services.settings.default_schedule_zone)
+    where = destinations.understood(body.get("availability_zone"), request.services.settings.default_schedule_zone)
     asked: dict[str, str] = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
     if where.forced:
         request.require(_API + "servers:create:forced_host")
@@ -185,22 +184,8 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], where:
                 key = keypairs.show(tx, request.context.user_id, body["key_name"])
             except errors.NotFound as problem:
                 raise errors.BadRequest("Invalid key_name provided.") from problem
-        return flavor, key, group_id, _found(tx, where, request.services.settings.default_zone)
+        return flavor, key, group_id, destinations.found(tx, where, request.services.settings.default_zone)
     return request.read(work)
-
-
-def _found(tx: Any, where: Destination, default_zone: str) -> Destination:
-    """The place by its host's name. A zone must exist; one beside a forced host is that host's own."""
-    if where.zone is not None and not where.forced and where.zone not in zones(tx, default_zone):
-        raise errors.BadRequest("The requested availability zone is not available")
-    if where.host is None and where.node is None:
-        return where
-    for row in hosts.list_all(tx, where.host):
-        if where.node in (None, row["hypervisor_hostname"]):
-            name = str(row["name"])
-            own = where.forced and where.zone is not None
-            return replace(where, host=name, zone=aggregates.zones(tx, default_zone)[name] if own else where.zone)
-    raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.")
 
 
 def _rows(request: Request, order: Order, reservation_id: str, count: int, password: Password

@@ -6,7 +6,6 @@ import base64
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -123,31 +122,6 @@ def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
     """Within the limit of items. Raises Forbidden, as the API has it."""
     if 0 <= limit < len(metadata):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a server shall be. node: what the host's hypervisor calls itself. forced: the operator's filters are not
-    asked, as for a host in availability_zone; else they must let the host."""
-
-    zone: str | None = None
-    host: str | None = None
-    node: str | None = None
-    forced: bool = False
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """What the workflow gets of it."""
-        return {"zone": self.zone, "host": self.host, "forced": self.forced}
-
-
-def destination(text: str | None, default_zone: str | None = None) -> Destination:
-    """ZONE, ZONE:HOST, ZONE:HOST:NODE or ZONE::NODE; an empty zone is the one where servers go that name none."""
-    zone, *rest = (text or "").split(":")
-    if len(rest) > 2:
-        raise errors.BadRequest("Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE.")
-    host, node = [*rest, "", ""][:2]
-    return Destination(zone or default_zone, host or None, node or None, forced=bool(host or node))
 
 
 def check_hints(hints: Mapping[str, Any]) -> None:

@@ -13,14 +13,13 @@ from typing import Any
 
 from common import errors, ids, states
 from common.clients.image import OWN_KEYS
-from common.store import aggregates, hosts
 from common.store.servers import loads
 from common.wire import to_wire
 from compute_api import passwords
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
+from compute_api.resources import destinations
 from compute_api.resources import server_parts as parts
-from compute_api.resources.servers import zones
 
 _API = "os_compute_api:"
 
@@ -147,22 +146,11 @@ def _unshelve(request: Request, server: Any, given: Any) -> Prepared:
     if given and server.vm_state != states.SHELVED_OFFLOADED:
         raise errors.Conflict(f"Instance {server.id} is in vm_state {server.vm_state}; a zone or a host can be given "
                               "only while it is in vm_state shelved_offloaded.")
-    request.read(_check_place, zone if "availability_zone" in given or host else None, host,
+    request.read(destinations.check_back, zone if "availability_zone" in given or host else None, host,
                  request.services.settings.default_zone)
-    return Prepared({**parts.Destination(zone, host).args, "unpin": "availability_zone" in given and zone is None},
-                    changes={"pinned_availability_zone": zone} if "availability_zone" in given else {})
-
-
-def _check_place(tx: Any, zone: str | None, host: str | None, default: str) -> None:
-    """The zone exists, the host exists, and it is in the zone."""
-    if zone is not None and zone not in zones(tx, default):
-        raise errors.BadRequest("The requested availability zone is not available")
-    if host is None:
-        return
-    if not hosts.list_all(tx, host):
-        raise errors.BadRequest(f"Compute host {host} could not be found.")
-    if zone is not None and aggregates.zones(tx, default)[host] != zone:
-        raise errors.Conflict(f"Host {host} is not in the availability zone {zone}.")
+    pinning = "availability_zone" in given
+    return Prepared({**destinations.Destination(zone, host).args, "unpin": pinning and zone is None},
+                    changes={"pinned_availability_zone": zone} if pinning else {})
 
 
 Prepare = Callable[[Request, Any, Any], Prepared]
