@@ -107,7 +107,25 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "scheduler": (
         cfg.ListOpt("enabled_filters", default=["ComputeFilter", "AvailabilityZoneFilter"],
-                    help="Filters, in order. VCPU, RAM and disk are always checked through inventories."),
+                    help="Filters, in order: Nova's, and those that installed distributions bring. Resources, traits, "
+                         "server groups, NUMA cells and PCI devices are always checked."),
+        cfg.IntOpt("max_instances_per_host", default=50, min=1,
+                   help="Servers of a host, for NumInstancesFilter; AggregateNumInstancesFilter has it where metadata "
+                        "says nothing."),
+        cfg.IntOpt("max_io_ops_per_host", default=8, min=0,
+                   help="Servers being built, copied or moved on a host, for IoOpsFilter and AggregateIoOpsFilter."),
+        cfg.StrOpt("image_properties_default_architecture",
+                   choices=["aarch64", "armv7l", "i686", "ppc64", "ppc64le", "riscv64", "s390x", "x86_64"],
+                   help="Architecture of images that do not say theirs, for ImagePropertiesFilter; default: any."),
+        cfg.ListOpt("isolated_images", default=[],
+                    help="Ids of images that run on isolated_hosts only, for IsolatedHostsFilter."),
+        cfg.ListOpt("isolated_hosts", default=[], help="Names of the hosts that are kept for isolated_images."),
+        cfg.BoolOpt("restrict_isolated_hosts_to_isolated_images", default=True,
+                    help="Whether nothing else runs on isolated_hosts."),
+        cfg.StrOpt("aggregate_image_properties_isolation_namespace",
+                   help="Metadata that AggregateImagePropertiesIsolation compares begins with it and the separator; "
+                        "default: all is compared."),
+        cfg.StrOpt("aggregate_image_properties_isolation_separator", default=".", help="What ends the namespace."),
         cfg.IntOpt("build_failure_limit", default=5, min=0,
                    help="Builds that fail in a row before a host is left out for a while; 0: never."),
         cfg.IntOpt("build_failure_pause", default=300, min=1,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 from oslo_config import cfg
 
 from common.models import RequestSpec
-from scheduler.filters import hosts, placement
+from scheduler.filters import aggregates, capabilities, hints, hosts, images, limits, placement
 from scheduler.filters.check import Check, Factory, Filter
 from scheduler.snapshot import Mask, Snapshot
 
@@ -28,7 +29,7 @@ class UnknownFilter(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A filter of ours. always: its checks are made of every request, so the name alone changes nothing."""
+    """A filter of ours: what makes it, and whether it is asked of rebuilds."""
 
     make: Factory | None = None
     on_rebuild: bool = False
@@ -41,11 +42,24 @@ def _plain(filter_: Filter) -> Factory:
 
 PROMISED = Entry()      # asked of every request by placement.promises; the name in the option changes nothing
 BUILT_IN: dict[str, Entry] = {
+    "AggregateImagePropertiesIsolation": Entry(aggregates.image_properties, on_rebuild=True),
+    "AggregateInstanceExtraSpecsFilter": Entry(_plain(aggregates.extra_specs)),
+    "AggregateIoOpsFilter": Entry(partial(limits.io_ops, by_aggregate=True)),
+    "AggregateMultiTenancyIsolation": Entry(_plain(aggregates.tenants)),
+    "AggregateNumInstancesFilter": Entry(partial(limits.num_instances, by_aggregate=True)),
+    "AggregateTypeAffinityFilter": Entry(_plain(aggregates.type_affinity)),
     "AllHostsFilter": Entry(_plain(hosts.all_hosts)),
     "AvailabilityZoneFilter": Entry(_plain(hosts.availability_zone)),
+    "ComputeCapabilitiesFilter": Entry(_plain(capabilities.compute_capabilities)),
     "ComputeFilter": Entry(_plain(hosts.compute_status)),
+    "DifferentHostFilter": Entry(_plain(hints.different_host)),
+    "ImagePropertiesFilter": Entry(images.image_properties, on_rebuild=True),
+    "IoOpsFilter": Entry(limits.io_ops),
+    "IsolatedHostsFilter": Entry(images.isolated_hosts, on_rebuild=True),
     "NUMATopologyFilter": PROMISED,
+    "NumInstancesFilter": Entry(limits.num_instances),
     "PciPassthroughFilter": PROMISED,
+    "SameHostFilter": Entry(_plain(hints.same_host)),
     "ServerGroupAffinityFilter": PROMISED,
     "ServerGroupAntiAffinityFilter": PROMISED,
 }

@@ -6,9 +6,11 @@ not pass. The texts reach tenants: they name nothing that the request did not na
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from oslo_config import cfg
 
 from common.models import RequestSpec
@@ -55,3 +57,8 @@ Filter = Callable[[Snapshot, RequestSpec], Iterable[Check]]
 #: Makes a filter, once, from the process's options. What it reads of them it must have read before it returns.
 #: One with an attribute ``on_rebuild`` that is true depends on the image, so it is asked of rebuilds too.
 Factory = Callable[[cfg.ConfigOpts], Filter]
+
+
+def of_facts(snapshot: Snapshot, holds: Callable[[Mapping[str, Any]], bool]) -> Mask:
+    """The hosts whose facts this is true of; asked once of those that many hosts have in common."""
+    return np.array([holds(facts) for facts in snapshot.facts], np.bool_)[snapshot.kinds]

@@ -13,7 +13,9 @@ from common import config
 EVERY = [(group, option) for group, options in config.OPTIONS.items() for option in options]
 FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "DEFAULT.state_dir", "DEFAULT.secret_key", "api.public_url", "api.policy_file",
-    "scheduler.enabled_filters",
+    "scheduler.enabled_filters", "scheduler.isolated_images", "scheduler.isolated_hosts",
+    "scheduler.aggregate_image_properties_isolation_namespace",
+    "scheduler.aggregate_image_properties_isolation_separator",
     "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
     "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
