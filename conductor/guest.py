@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest of a server: what its host needs to know of it, and the parts of a step that many stories share.
 
-``spec`` is made from the server's row whenever a command is sent. ``start`` and ``stop`` are commands; ``will_run``
+``spec`` is made from the server's row and its guest record whenever a command is sent: the one door to a GuestSpec,
+so that no verb forgets which parts of the host the guest has. ``start`` and ``stop`` are commands; ``will_run``
 stands in the transaction that sends one which may start the guest, ``runs`` or ``rests`` in the one that takes its
 result in.
 """
@@ -22,11 +23,14 @@ from conductor.saga import Engine, Run
 
 
 def spec(engine: Engine, run: Run, image: ImageRef | None = None) -> GuestSpec:
-    """The guest; with ``image`` one that is made of another image than the server's own."""
+    """The guest; with ``image`` one whose disk is made of another image than the server's own. Its hardware stays what
+    the server's own image asks for, because that was claimed."""
+    if image is not None and run.server.image:
+        image = replace(image, properties=run.server.image.get("properties", {}))
     made = guest_spec(
         run.server, run.action.fence, image, availability_zone=run.changes.get("availability_zone"),
         files=run.action.args.get("files", []), admin_pass=run.secrets(engine).get("admin_pass", ""))
-    return replace(made, interfaces=networks.of(run), paused=networks.is_waiting(run))
+    return replace(made, interfaces=networks.of(run), paused=networks.is_waiting(run), fitting=run.fitting)
 
 
 def own_image(run: Run) -> ImageRef | None:

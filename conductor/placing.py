@@ -3,18 +3,27 @@
 
 A claim, its guest record and the server's new place commit together. "No valid host" is only said from a
 snapshot that was read after the last failed claim; that no scheduler answers is waiting, not a failure.
+Whether builds work on a host is written down here too: where several fail in a row, claims leave the host out.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from common.models import Flavor, RequestSpec
+from common.clock import SECOND
+from common.hardware import Hardware, hardware
+from common.models import Flavor, ImageRef, RequestSpec
+from common.request_spec import of
 from common.store import allocations, guests
 from common.store.engine import Connection
-from common.wire import from_wire
+from common.wire import from_wire, to_wire
 from conductor.saga import Engine, Run, StepFailed, debt_command
 
+log = logging.getLogger(__name__)
 SpecOf = Callable[[Run], RequestSpec]
+AT_ONCE = 3                         #: claims lost to others in a row before the next try waits
+PAUSE_AT_MOST = 4 * SECOND
 
 
 def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
@@ -23,35 +32,61 @@ def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
     Raises:
         NoAnswer: no scheduler answers.
     """
-    fresh = any(run.data.get("claim_lost") for run in runs)
+    fresh = any(run.data.get("claims_lost") for run in runs)
     by_server = {selection.server: selection for selection in
                  engine.post.select([spec_of(run) for run in runs], fresh)}
     for run in runs:
         run.selection = by_server.get(run.server.id)
 
 
-def claim(tx: Connection, runs: Sequence[Run], spec_of: SpecOf) -> None:
+def claim(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
     """Claim for each run the first proposed host that still fits; the others ask again or fail with reasons."""
-    wishes = {}
+    wishes = {run.server.id: _wish(run, spec_of(run)) for run in runs}
+    allocations.claim(tx, list(wishes.values()), engine.patience)
+    placed: list[dict[str, Any]] = []
     for run in runs:
-        hosts = run.selection.hosts if run.selection else []
-        wishes[run.server.id] = allocations.Wish(run.server.id, run.server.project_id, run.server.user_id,
-                                                 spec_of(run).resources, list(hosts))
-    allocations.claim(tx, list(wishes.values()))
-    placed = []
-    for run in runs:
-        host = wishes[run.server.id].host
-        if host is not None:
+        wish = wishes[run.server.id]
+        if wish.host is not None:
             assert run.selection is not None
-            run.set(host=host, availability_zone=run.selection.zones.get(host))
-            placed.append({"server_id": run.server.id, "host": host, "fence": run.action.fence})
+            run.set(host=wish.host, availability_zone=run.selection.zones.get(wish.host))
+            run.claimed = wish.fitting
+            run.data.pop("claims_lost", None)
+            if wish.tried:
+                run.data["tried"] = True
+            placed.append({"server_id": run.server.id, "host": wish.host, "fence": run.action.fence,
+                           "fitting": to_wire(wish.fitting) if wish.fitting is not None else None})
         elif run.selection is None or run.selection.hosts:
-            run.again_in(0, claim_lost=True)
+            _ask_again(run, wish)
         else:
-            by_host = "\n".join(f"{name}: {why}" for name, why in sorted(run.selection.by_host.items()))
-            run.fail(f"No valid host was found. {run.selection.reason}", by_host)
+            refuse(run)
     if placed:
         guests.add(tx, placed)
+
+
+def refuse(run: Run) -> None:
+    """No host may take it: the step fails with how many hosts there are for what reason, and for operators which."""
+    assert run.selection is not None
+    by_host = "\n".join(f"{name}: {why}" for name, why in sorted(run.selection.by_host.items()))
+    run.fail(f"No valid host was found. {run.selection.reason}", by_host)
+
+
+def _wish(run: Run, spec: RequestSpec) -> allocations.Wish:
+    hosts = list(run.selection.hosts) if run.selection else []
+    assert spec.flavor is not None
+    wanted = hardware(spec.flavor, spec.image_properties)
+    parts: Hardware | None = wanted if wanted.needs_fitting else None
+    return allocations.Wish(run.server.id, run.server.project_id, run.server.user_id, spec.resources, hosts,
+                            forced=spec.force_host is not None, group=spec.group, hardware=parts)
+
+
+def _ask_again(run: Run, wish: allocations.Wish) -> None:
+    """Others were first on every host proposed: at once, but not over and over without a breath."""
+    lost = int(run.data.get("claims_lost", 0)) + 1
+    pause = 0 if lost <= AT_ONCE else min(PAUSE_AT_MOST, (SECOND // 100) * 2 ** min(lost - AT_ONCE, 10))
+    if lost > 2 * AT_ONCE:
+        log.warning("server %s: the hosts proposed were refused %d times in a row, the last because of: %s",
+                    run.server.id, lost, wish.refused or "no scheduler's answer")
+    run.again_in(pause, claims_lost=lost)
 
 
 def leave(tx: Connection, engine: Engine, run: Run) -> None:
@@ -59,10 +94,19 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
     back when it has."""
     host = run.host
     if host is not None:
+        if run.problem is not None and run.problem.retryable:
+            run.verdicts.append((host, False))
+        run.data.pop("tried", None)
         run.data.setdefault("failed_hosts", []).append(host)
         guests.owe(tx, run.server.id, run.action.fence, host=host, may_run=False)
         run.commands.append((host, debt_command(run.server.id, run.action.fence, 0)))
     run.set(host=None, availability_zone=None)
+
+
+def worked(run: Run) -> None:
+    """The guest was built; said of a host only where builds had failed before this one."""
+    if run.data.pop("tried", False) and run.host is not None:
+        run.verdicts.append((run.host, True))
 
 
 def elsewhere(engine: Engine, run: Run, problem: StepFailed) -> bool:
@@ -73,12 +117,11 @@ def elsewhere(engine: Engine, run: Run, problem: StepFailed) -> bool:
     return True
 
 
-def spec(run: Run, zone: str | None, host: str | None) -> RequestSpec:
-    """What the server wants of a host."""
+def spec(run: Run, zone: str | None = None, host: str | None = None, *, forced: bool = False, is_rebuild: bool = False
+         ) -> RequestSpec:
+    """What the server wants of a host. host: the only one that may be; forced: whatever the operator's filters say."""
     server = run.server
-    flavor = from_wire(Flavor, server.flavor)
-    return RequestSpec(
-        server=server.id, project_id=server.project_id,
-        resources={"VCPU": flavor.vcpus, "MEMORY_MB": flavor.memory_mb, "DISK_GB": flavor.disk_gb},
-        flavor=flavor, image_id=server.image_id, availability_zone=zone, force_host=host,
-        excluded=list(run.data.get("failed_hosts", ())), hints=server.scheduler_hints)
+    image = from_wire(ImageRef, server.image) if server.image else None
+    return of(server.id, server.project_id, from_wire(Flavor, server.flavor), image, hints=server.scheduler_hints,
+              availability_zone=zone, force_host=host if forced else None, requested_host=None if forced else host,
+              excluded=list(run.data.get("failed_hosts", ())), is_rebuild=is_rebuild)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from common import errors
 from common.clock import SECOND
 from common.models import Command, Result
-from common.store import actions, hosts
+from common.store import actions, allocations, hosts
 from common.store.engine import Connection, Row, now
 from conductor.endings import UNDO, fail, finish, is_skipped, undone
 from conductor.saga import Engine, Run, Step, Workflow
@@ -77,8 +77,8 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         if lane != INSIDE:
             runs = _call(engine, step, runs)
             engine.fault_point(workflow.name, step.name, "called")
-        elif step.propose:
-            step.propose(engine, runs)
+        elif step.propose and (asking := [run for run in runs if not is_skipped(step, run)]):
+            step.propose(engine, asking)
             engine.fault_point(workflow.name, step.name, "proposed")
         if not runs:
             return
@@ -257,6 +257,7 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
+    allocations.judge(tx, [verdict for run in runs for verdict in run.verdicts])
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs
                                        if run.head.get("state") == "due"))

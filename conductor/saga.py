@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from common.clock import Clock
-from common.models import Command, ImageRef, Interface, RequestSpec, Result, Selection
+from common.models import Command, Fitting, ImageRef, Interface, RequestSpec, Result, Selection
+from common.store.allocations import Patience
 from common.store.engine import Connection, Row, Store, moment, now
 from common.vault import Vault
+from common.wire import from_wire
 
 
 class Post(Protocol):
@@ -117,6 +119,7 @@ class Engine:
     vif_plugging_is_fatal: bool = True
     spread: Spread = one_by_one
     vault: Vault = field(default_factory=lambda: Vault(""))
+    patience: Patience = Patience()
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
     fault_point: Callable[[str, str, str], None] = no_fault
@@ -134,7 +137,10 @@ class StepFailed(Exception):
 
 @dataclass
 class Run:
-    """One action within one transaction: what is known of it, and what will be written."""
+    """One action within one transaction: what is known of it, and what will be written.
+
+    claimed: the fitting that this transaction's claim got. verdicts: builds on hosts, and whether they worked.
+    """
 
     action: Row[Any]
     server: Row[Any]
@@ -147,6 +153,8 @@ class Run:
     changes: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
+    claimed: Fitting | None = None
+    verdicts: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def attempt(self) -> int:
@@ -161,6 +169,13 @@ class Run:
     def set(self, **values: Any) -> None:
         """Change the server."""
         self.changes.update(values)
+
+    @property
+    def fitting(self) -> Fitting | None:
+        """Which parts of its host the guest holds, counting what this transaction has claimed."""
+        if "host" in self.changes:
+            return self.claimed
+        return from_wire(Fitting, self.server.fitting) if self.server.fitting else None
 
     @property
     def is_repeated(self) -> bool:

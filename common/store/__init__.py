@@ -3,5 +3,5 @@
 
 Modules hold functions that take an open transaction (``Connection``) first, so that callers compose them
 into one transaction; ``store.write`` and ``store.read`` in ``engine`` open one and repeat it on deadlock.
-Lock order, always: project, server group, server, action, migration, provider (ascending), children.
+Lock order, always: project, server, action, migration, server group (ascending), provider (ascending), children.
 """

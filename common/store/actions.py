@@ -18,7 +18,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store.engine import for_update, insert_many, now, update_grouped
-from common.store.schema import actions, events, servers
+from common.store.schema import actions, events, guests, servers
 
 LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
 ENDED = ("done", "failed", "superseded")
@@ -139,15 +139,21 @@ def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
                                         actions.c.step == step).values(due_at=now()))
 
 
+def _with_fitting() -> sa.Select[Any]:
+    """Servers with ``fitting``: what the guest on its host holds of it (models.Fitting), mostly NULL."""
+    held = sa.select(guests.c.fitting).where(guests.c.server_id == servers.c.id, guests.c.host == servers.c.host)
+    return sa.select(servers, held.scalar_subquery().label("fitting"))
+
+
 def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Lock servers in the order of their ids; the fence that each has now is the one that counts."""
-    query = sa.select(servers).where(servers.c.id.in_(sorted(set(server_ids)))).order_by(servers.c.id)
+    query = _with_fitting().where(servers.c.id.in_(sorted(set(server_ids)))).order_by(servers.c.id)
     return {row.id: row for row in tx.execute(for_update(query))}
 
 
 def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Servers by id, without locks."""
-    query = sa.select(servers).where(servers.c.id.in_(sorted(set(server_ids))))
+    query = _with_fitting().where(servers.c.id.in_(sorted(set(server_ids))))
     return {row.id: row for row in tx.execute(query)}
 
 

@@ -1,31 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocations: who holds how much of which host. Placement's semantics; written by the conductor alone.
 
-``claim`` is the one door in and ``release`` the one door out. Providers are locked first, in ascending
-order; usage is always the sum of the rows, never a counter.
+``claim`` is the one door in and ``release`` the one door out. What a placement must keep is checked in the claim under
+locks: hard server groups first, then providers in ascending order. Usage is always the sum of the rows, never a
+counter. The traits of a host are the scheduler's to look at: they guide placement and guarantee nothing.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
+from common import numa
+from common.clock import SECOND
+from common.hardware import Hardware
+from common.models import Cell, Device, Fitting
+from common.store import server_groups
 from common.store.engine import for_update, insert_many, now
-from common.store.schema import allocations, consumers, inventories, providers
+from common.store.schema import allocations, consumers, guests, hosts, inventories, providers
+from common.wire import from_wire
 
 
 @dataclass
 class Wish:
-    """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then."""
+    """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then.
+
+    forced: an operator insists on the host, also when builds fail there. group: its server group. hardware: when it
+    asks for particular parts of the host, ``fitting`` says which it got. tried: builds failed on the host before this
+    claim. refused: why the last host looked at was not it.
+    """
 
     consumer: str
     project_id: str
     user_id: str
     resources: dict[str, int]
     hosts: list[str]
+    forced: bool = False
+    group: str | None = None
+    hardware: Hardware | None = None
     host: str | None = field(default=None)
+    fitting: Fitting | None = field(default=None)
+    tried: bool = field(default=False)
+    refused: str = field(default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """A host on which ``failures`` builds failed in a row is left out for ``pause`` seconds, and then gets one server
+    at a time to try; 0 failures: no host is ever left out."""
+
+    failures: int = 5
+    pause: int = 300
 
 
 @dataclass
@@ -41,49 +69,139 @@ class _Room:
         return amount <= self.free and self.min_unit <= amount <= self.max_unit and amount % self.step_size == 0
 
 
-def claim(tx: Connection, wishes: Sequence[Wish]) -> None:
+@dataclass
+class _Parts:
+    """What a locked host gives out piece by piece, and who holds it."""
+
+    cells: list[Cell]
+    devices: list[Device]
+    held: list[Fitting]
+
+
+@dataclass
+class _Host:
+    """A host whose provider is locked, and what claims of this transaction have changed."""
+
+    provider: int
+    left_out: bool
+    failures: int
+    on_trial: bool
+    rooms: dict[str, _Room] = field(default_factory=dict)
+    parts: _Parts | None = None
+
+    def refuses(self, wish: Wish, amounts: Mapping[str, int], group: server_groups.Hard | None, name: str) -> str:
+        """Why the wish cannot have this host; "" when it can, with its fitting set."""
+        if self.left_out and not wish.forced:
+            return "builds fail there"
+        short = next((one for one, amount in amounts.items()
+                      if one not in self.rooms or not self.rooms[one].fits(amount)), None)
+        if short is not None:
+            return f"short of {short}"
+        if group is not None and not group.allows(wish.consumer, name):
+            return f"its server group's policy {group.policy}"
+        if wish.hardware is not None:
+            parts = self.parts or _Parts([], [], [])
+            wish.fitting = numa.fit(parts.cells, parts.devices, parts.held, wish.hardware)
+            return "" if wish.fitting is not None else "no CPUs, memory pages or devices that fit"
+        return ""
+
+    def take(self, wish: Wish, amounts: Mapping[str, int]) -> None:
+        """The wish has it."""
+        for resource_class, amount in amounts.items():
+            self.rooms[resource_class].free -= amount
+        if wish.fitting is not None and self.parts is not None:
+            self.parts.held.append(wish.fitting)
+        wish.tried = self.failures > 0
+        self.left_out = self.left_out or (self.on_trial and not wish.forced)
+
+
+def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = None) -> None:
     """Give each wish the first of its hosts that still fits; those that fit nowhere keep ``host`` None.
 
     Only the hosts named first by some wish are locked; a later alternate counts when it is among them.
-    The caller asks again with fresh proposals for those left over.
+    The caller asks again with fresh proposals for those left over. Wishes see those before them in the list.
     """
     wanted = sorted({wish.hosts[0] for wish in wishes if wish.hosts})
     if not wanted:
         return
-    ids = lock(tx, wanted)
-    rooms = _rooms(tx, list(ids.values()))
-    rows, holders = [], []
+    groups = server_groups.lock_hard(tx, {wish.group for wish in wishes if wish.group and wish.hosts})
+    locked = _hosts(tx, wanted, patience or Patience(), any(wish.hardware is not None for wish in wishes))
+    rows, holders, trials = [], [], set()
     for wish in wishes:
         amounts = {name: amount for name, amount in wish.resources.items() if amount}
-        wish.host = next((host for host in wish.hosts if host in ids and _fits(rooms[ids[host]], amounts)), None)
+        group = groups.get(wish.group or "")
+        wish.host = _first(wish, amounts, group, locked)
         if wish.host is None:
             continue
-        provider = ids[wish.host]
-        for name, amount in amounts.items():
-            rooms[provider][name].free -= amount
-            rows.append({"provider_id": provider, "consumer_id": wish.consumer, "resource_class": name, "used": amount})
+        host = locked[wish.host]
+        if host.on_trial and not wish.forced:
+            trials.add(host.provider)
+        host.take(wish, amounts)
+        if group is not None:
+            group.members.append((wish.consumer, wish.host))
+        rows += [{"provider_id": host.provider, "consumer_id": wish.consumer, "resource_class": name, "used": amount}
+                 for name, amount in amounts.items()]
         holders.append({"id": wish.consumer, "type": "server", "project_id": wish.project_id, "user_id": wish.user_id})
     if holders:
         _add_consumers(tx, holders)
         tx.execute(sa.insert(allocations), rows)
+    if trials:
+        tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(trials))).values(failed_at=now()))
+
+
+def _first(wish: Wish, amounts: Mapping[str, int], group: server_groups.Hard | None, locked: Mapping[str, _Host]
+           ) -> str | None:
+    for name in wish.hosts:
+        if name in locked:
+            wish.refused = locked[name].refuses(wish, amounts, group, name)
+            if not wish.refused:
+                return name
+    return None
+
+
+def _hosts(tx: Connection, names: Sequence[str], patience: Patience, with_parts: bool) -> dict[str, _Host]:
+    """Lock these hosts and read what they have left."""
+    locked = {}
+    for row in _lock(tx, names):
+        bad = 0 < patience.failures <= row.failures
+        over = bad and row.at >= (row.failed_at or 0) + patience.pause * SECOND
+        locked[row.host] = _Host(row.id, left_out=bad and not over, failures=row.failures, on_trial=over)
+    rooms = _rooms(tx, [host.provider for host in locked.values()])
+    parts = _parts(tx, names) if with_parts else {}
+    for name, host in locked.items():
+        host.rooms, host.parts = rooms[host.provider], parts.get(name)
+    return locked
+
+
+def _lock(tx: Connection, names: Sequence[str]) -> list[Row[Any]]:
+    """Lock the providers of these hosts in ascending order, and say that they changed."""
+    query = sa.select(providers.c.id, providers.c.host, providers.c.failures, providers.c.failed_at,
+                      now().label("at")).where(providers.c.host.in_(names)).order_by(providers.c.id)
+    rows = list(tx.execute(for_update(query)))
+    touch(tx, (row.id for row in rows))
+    return rows
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
     """Lock the providers of these hosts in ascending order, and say that they changed; host -> provider."""
-    ids = {row.host: row.id for row in tx.execute(for_update(
-        sa.select(providers.c.id, providers.c.host).where(providers.c.host.in_(hosts)).order_by(providers.c.id)))}
-    touch(tx, ids.values())
-    return ids
+    return {row.host: row.id for row in _lock(tx, hosts)}
+
+
+def judge(tx: Connection, verdicts: Sequence[tuple[str, bool]]) -> None:
+    """Write what became of builds: (host, whether it worked). One that worked makes the host as good as any."""
+    if not verdicts:
+        return
+    for row in _lock(tx, sorted({host for host, _ in verdicts})):
+        told = [worked for host, worked in verdicts if host == row.host]
+        values = {"failures": 0, "failed_at": None} if any(told) else {
+            "failures": row.failures + len(told), "failed_at": now()}
+        tx.execute(sa.update(providers).where(providers.c.id == row.id).values(values))
 
 
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
     """Say that providers, which are locked, changed."""
     tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(set(provider_ids)))).values(
         generation=providers.c.generation + 1, changed_at=now()))
-
-
-def _fits(room: dict[str, _Room], amounts: dict[str, int]) -> bool:
-    return all(name in room and room[name].fits(amount) for name, amount in amounts.items())
 
 
 def _rooms(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, _Room]]:
@@ -101,6 +219,19 @@ def _rooms(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, _Room
         rooms[row.provider_id][row.resource_class] = _Room(capacity - int(row.used), row.min_unit, row.max_unit,
                                                            row.step_size)
     return rooms
+
+
+def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
+    """What hosts have piece by piece, and what all guests there hold of it, debts too."""
+    found = {row.name: _Parts([from_wire(Cell, one) for one in row.cells or ()],
+                              [from_wire(Device, one) for one in row.devices or ()], [])
+             for row in tx.execute(sa.select(hosts.c.name, hosts.c.cells, hosts.c.devices).where(
+                 hosts.c.name.in_(names)))}
+    held = sa.select(guests.c.host, guests.c.fitting).where(guests.c.host.in_(names), guests.c.fitting.is_not(None))
+    for row in tx.execute(held):
+        if row.host in found:
+            found[row.host].held.append(from_wire(Fitting, row.fitting))
+    return found
 
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:

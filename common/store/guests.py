@@ -21,8 +21,10 @@ RUNNING, STOPPED, ABSENT = "running", "stopped", "absent"
 
 
 def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """New guests of placements that were just claimed: each row has server_id, host, fence."""
-    insert_many(tx, guests, [{"wanted": RUNNING, "may_run": True, **row} for row in rows], "changed_at")
+    """New guests of placements that were just claimed: each row has server_id, host, fence, and its fitting where it
+    holds particular parts of the host, until the row goes."""
+    base = {"wanted": RUNNING, "may_run": True, "fitting": None}
+    insert_many(tx, guests, [{**base, **row} for row in rows], "changed_at")
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:

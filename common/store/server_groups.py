@@ -1,19 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server groups: servers that a policy wants together or apart.
 
-Called by the API; the scheduler reads the members. A server joins in the transaction that creates it.
+Called by the API, and ``lock_hard`` by the claim, because a hard policy is a guarantee. A server joins in the
+transaction that creates it; where it is, its guest records say.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
-from common.store.engine import now
-from common.store.schema import server_group_members, server_groups, servers
+from common.store.engine import for_update, now
+from common.store.schema import guests, server_group_members, server_groups, servers
+
+AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
+
+
+@dataclass
+class Hard:
+    """A group whose policy is a guarantee. most: its servers that one host may have. members: (server, host), each
+    where a guest of a member is or is about to be."""
+
+    policy: str
+    most: int = 1
+    members: list[tuple[str, str]] = field(default_factory=list)
+
+    def allows(self, server: str, host: str) -> bool:
+        """May this server be on this host, as far as the others are concerned?"""
+        others = [where for member, where in self.members if member != server]
+        if self.policy == AFFINITY:
+            return not others or host in others
+        return others.count(host) < self.most
 
 
 def page(tx: Connection, project_id: str | None, limit: int, offset: int = 0) -> list[Row[Any]]:
@@ -59,6 +80,33 @@ def delete(tx: Connection, group: str) -> None:
     """Remove a group; its servers stay."""
     tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
+
+
+def hard(tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False) -> dict[str, Hard]:
+    """Those of these groups (None: of all) whose policy is hard, with the places of their members."""
+    query = sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules).where(
+        server_groups.c.policy.in_((AFFINITY, ANTI_AFFINITY))).order_by(server_groups.c.id)
+    if groups is not None:
+        query = query.where(server_groups.c.id.in_(sorted(groups)))
+    found = {row.id: Hard(row.policy, int((row.rules or {}).get("max_server_per_host", 1)))
+             for row in tx.execute(for_update(query) if locked else query)}
+    if not found:
+        return {}
+    places = sa.select(server_group_members.c.group_id, guests.c.server_id, guests.c.host).join(
+        guests, guests.c.server_id == server_group_members.c.server_id).where(guests.c.wanted != "absent")
+    if groups is not None:
+        places = places.where(server_group_members.c.group_id.in_(sorted(found)))
+    for row in tx.execute(places):
+        if row.group_id in found:
+            found[row.group_id].members.append((row.server_id, row.host))
+    return found
+
+
+def lock_hard(tx: Connection, groups: Iterable[str]) -> dict[str, Hard]:
+    """Lock those of these groups whose policy is hard, in ascending order: no other claim of theirs goes on meanwhile.
+    No statement when there are none to ask for."""
+    wanted = set(groups)
+    return hard(tx, wanted, locked=True) if wanted else {}
 
 
 def join(tx: Connection, rows: list[dict[str, str]]) -> None:

@@ -217,6 +217,13 @@ def show(tx: Connection, server_id: str, project_id: str | None = None, deleted:
     return _Server._make(row)
 
 
+def written(row: Any, names: Iterable[str]) -> dict[str, Any]:
+    """These columns of a server as they could be written again: JSON read from its text."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
+            for name, value in values.items()}
+
+
 def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
     """Insert new servers, all in one statement; each row has every column that has no default."""
     insert_many(tx, servers, rows, "created_at", "updated_at")

@@ -54,6 +54,8 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     args: dict[str, Any] = {"preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
     if files:
         args["files"], changes["config_drive"] = files, True
+    if image.ref.id != server.image_id:
+        args["before"] = servers.written(server, changes)
     password = given.get("adminPass") or passwords.new()
 
     def answer() -> Answer:

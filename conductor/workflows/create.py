@@ -19,7 +19,8 @@ from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 
 def _spec(run: Run) -> RequestSpec:
-    return placing.spec(run, run.action.args.get("zone"), run.action.args.get("host"))
+    args = run.action.args
+    return placing.spec(run, args.get("zone"), args.get("host"), forced=bool(args.get("forced")))
 
 
 def _propose(engine: Engine, runs: Sequence[Run]) -> None:
@@ -27,7 +28,7 @@ def _propose(engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    placing.claim(tx, runs, _spec)
+    placing.claim(tx, engine, runs, _spec)
     for run in runs:
         if not run.paused and not run.problem:
             run.set(task_state=states.NETWORKING if networks.wishes(run) else states.SPAWNING)
@@ -49,6 +50,7 @@ def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 def _built(tx: Connection, run: Run, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now())
+    placing.worked(run)
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:

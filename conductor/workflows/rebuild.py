@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rebuild: new disks from another image, on the same host, with the same id, addresses and flavor.
 
-What was asked for (image, name, key …) stands in the server's row since the request was accepted. The host gives up
+What was asked for (image, name, key …) stands in the server's row since the request was accepted. Whether its host may
+have the new image is asked first; when not, the row becomes what it was, and nothing has happened. The host gives up
 the old disk only when the new image is there and verified.
 """
 from __future__ import annotations
@@ -10,17 +11,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import states
-from common.models import Result
+from common.models import RequestSpec, Result
 from common.store import guests
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import guest
+from conductor import guest, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 
 def _runs_after(run: Run) -> bool:
     """A stopped server stays off."""
     return bool(run.action.args.get("was") != states.STOPPED)
+
+
+def _has_another_image(run: Run) -> bool:
+    """Is it another image than it had? Then the request kept what the row said before."""
+    return bool(run.action.args.get("before"))
+
+
+def _spec(run: Run) -> RequestSpec:
+    return placing.spec(run, host=run.server.host, is_rebuild=True)
+
+
+def _propose(engine: Engine, runs: Sequence[Run]) -> None:
+    placing.propose(engine, runs, _spec)
+
+
+def _check(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.selection is None:
+            run.again_in(0)
+        elif run.server.host not in run.selection.hosts:
+            run.data["refused"] = True
+            placing.refuse(run)
 
 
 def _may_run(tx: Connection, runs: Sequence[Run]) -> None:
@@ -40,10 +63,16 @@ def _rebuilt(tx: Connection, run: Run, result: Result) -> None:
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    """The row says the new image already: only another rebuild, or a look by its owner, makes that true."""
-    run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
+    """Refused before the host was asked: as it was. Later the row says the new image already: only another rebuild, or
+    a look by its owner, makes that true."""
+    if run.data.get("refused"):
+        run.set(**run.action.args["before"])
+    else:
+        run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 
 
 REBUILD = Workflow("rebuild", failed=_failed, steps=(
+    Step("check", "before anything is touched: the new image may ask for what this host has not",
+         propose=_propose, apply=_check, needed=_has_another_image),
     Step("rebuild", "one command: the old disk goes when the new one is sure", command=_rebuild, before=_may_run,
          done=_rebuilt),))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from common import states
-from common.models import ImageRef, RequestSpec
+from common.models import ImageRef, RequestSpec, Result
 from common.store import guests
 from common.store.engine import Connection, now
 from common.wire import from_wire, to_wire
@@ -82,7 +82,7 @@ def _look(engine: Engine, run: Run) -> None:
 def _spec(run: Run) -> RequestSpec:
     args = run.action.args
     zone = None if args.get("unpin") else args.get("zone") or run.server.pinned_availability_zone
-    return placing.spec(run, zone, args.get("host"))
+    return placing.spec(run, zone, args.get("host"), forced=bool(args.get("forced")))
 
 
 def _propose(engine: Engine, runs: Sequence[Run]) -> None:
@@ -90,11 +90,16 @@ def _propose(engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    placing.claim(tx, runs, _spec)
+    placing.claim(tx, engine, runs, _spec)
 
 
 def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, from_wire(ImageRef, run.data["image"])))}
+
+
+def _built(tx: Connection, run: Run, result: Result) -> None:
+    guest.runs(tx, run, result)
+    placing.worked(run)
 
 
 def _back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
@@ -121,7 +126,7 @@ UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
     Step("place", "as for a new server", propose=_propose, apply=_claim, undo=placing.leave),
     Step("networks", "when the host is known", outside=networks.rebind, apply=networks.keep_plugged,
          undo_outside=networks.patiently(networks.unbind), neighbour=networks.NETWORK, needed=networks.has_ports),
-    Step("build", "the guest is made of the shelved image", command=_build, done=guest.runs),
+    Step("build", "the guest is made of the shelved image", command=_build, done=_built),
     networks.PLUG,
     Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),
     _BACK, _FORGET,
