@@ -46,6 +46,8 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[lis
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
     written = _settle(tx, engine, heard)
+    for sync in sorted(heard, key=lambda sync: sync.host):
+        _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
     return answers, written
@@ -63,6 +65,15 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
                                     request_id=ids.new_request())
             actions.begin(tx, row, server.id, context=system)
     return session
+
+
+def _describe(tx: Connection, sync: Sync) -> None:
+    """What the host has by now, where that changed, and what it has measured; last, because providers are locked."""
+    if sync.inventory is not None and sync.session != 0:
+        hosts.describe(tx, sync.host, sync.inventory)
+        log.info("host %s tells what it has now", sync.host)
+    if sync.metrics is not None:
+        hosts.measured(tx, sync.host, sync.metrics)
 
 
 def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Written:

@@ -6,7 +6,7 @@ has changed meanwhile; ``list_all`` is what the API's hypervisors are made of.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -60,6 +60,12 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
     if told:
         tx.execute(sa.insert(provider_traits), [{"provider_id": provider, "trait": trait, "by_hand": False}
                                                 for trait in told])
+
+
+def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
+    """Keep the newest numbers that a host was told to measure."""
+    tx.execute(sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now()))
+    tx.execute(sa.update(providers).where(providers.c.host == name).values(changed_at=now()))
 
 
 def _facts(inventory: HostInventory) -> dict[str, Any]:

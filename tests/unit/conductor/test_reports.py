@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import sqlalchemy as sa
 
 from common import states
+from common.clock import SECOND
 from common.models import Result, Sync
+from common.store import hosts, schema
 from common.store.engine import Store
 from conductor import reports, runner
 from tests.workflows.simulator import Cloud, Time
@@ -75,3 +78,25 @@ def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) ->
     del cloud.engine.post.select
     runner.advance(cloud.engine)
     assert rung == ["network"]
+
+
+def test_a_host_that_has_more_now_says_so_in_its_session(cloud: Cloud) -> None:
+    host = cloud.hosts["h1"]
+    more = dataclasses.replace(host.driver.inventory(), vcpus=40, traits=["CUSTOM_NEW"])
+    old = Sync("h1", host.agent.session - 1, inventory=dataclasses.replace(more, vcpus=80))
+    reports.handle(cloud.engine, [Sync("h1", host.agent.session, inventory=more), old])
+    found = cloud.store.read(lambda tx: hosts.list_all(tx, "h1"))[0]
+    assert found["inventory"]["VCPU"]["total"] == 40, "and a session that is over is not believed"
+    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["h1"])) == {"h1": host.agent.session}
+
+
+def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> None:
+    session, query = cloud.hosts["h1"].agent.session, sa.select(schema.providers.c.changed_at).where(
+        schema.providers.c.host == "h1")
+    before = cloud.store.read(lambda tx: tx.scalar(query))
+    cloud.time.pass_by(60)
+    reports.handle(cloud.engine, [Sync("h1", session, metrics={"cpu.percent": 0.25})])
+    row = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).one())
+    assert row.metrics == {"cpu.percent": 0.25}
+    assert row.metrics_at - before >= 60 * SECOND
+    assert cloud.store.read(lambda tx: tx.scalar(query)) >= row.metrics_at
