@@ -83,7 +83,7 @@ def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) ->
 def test_a_host_that_has_more_now_says_so_in_its_session(cloud: Cloud) -> None:
     host = cloud.hosts["h1"]
     more = dataclasses.replace(host.driver.inventory(), vcpus=40, traits=["CUSTOM_NEW"])
-    old = Sync("h1", host.agent.session - 1, inventory=dataclasses.replace(more, vcpus=80))
+    old = Sync("h1", host.agent.session + 1, inventory=dataclasses.replace(more, vcpus=80))
     reports.handle(cloud.engine, [Sync("h1", host.agent.session, inventory=more), old])
     found = cloud.store.read(lambda tx: hosts.list_all(tx, "h1"))[0]
     assert found["inventory"]["VCPU"]["total"] == 40, "and a session that is over is not believed"
