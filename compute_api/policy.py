@@ -184,6 +184,13 @@ RULES: dict[str, str] = {
     _API + "os-availability-zone:detail": ADMIN,
     _API + "os-aggregates:index": ADMIN,
     _API + "os-aggregates:show": ADMIN,
+    _API + "os-aggregates:create": ADMIN,
+    _API + "os-aggregates:update": ADMIN,
+    _API + "os-aggregates:delete": ADMIN,
+    _API + "os-aggregates:add_host": ADMIN,
+    _API + "os-aggregates:remove_host": ADMIN,
+    _API + "os-aggregates:set_metadata": ADMIN,
+    "compute:aggregates:images": ADMIN,
 }
 
 _IMPLIED = {"admin": ("manager", "member", "reader"), "manager": ("member", "reader"), "member": ("reader",)}

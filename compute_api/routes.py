@@ -14,6 +14,7 @@ from typing import Any
 from compute_api.microversions import Range
 from compute_api.resources import (
     addresses,
+    aggregates,
     availability_zones,
     consoles,
     extensions,
@@ -36,6 +37,7 @@ from compute_api.resources import (
     servers,
     services,
 )
+from compute_api.schemas import aggregates as aggregate_bodies
 from compute_api.schemas import common
 from compute_api.schemas import consoles as console_bodies
 from compute_api.schemas import external_events as event_bodies
@@ -83,7 +85,7 @@ class Route:
 
 
 _P = "os_compute_api:"
-_SERVER, _FLAVOR = "/servers/{server_id}", "/flavors/{flavor_id}"
+_SERVER, _FLAVOR, _AGGREGATE = "/servers/{server_id}", "/flavors/{flavor_id}", "/os-aggregates/{aggregate_id}"
 _PROXIED = "2.35"            # the last version that has proxies to other services
 
 ROUTES: tuple[Route, ...] = (
@@ -233,8 +235,16 @@ ROUTES: tuple[Route, ...] = (
           body=common.ANYTHING),
     Route("GET", "/os-availability-zone", availability_zones.index, _P + "os-availability-zone:list"),
     Route("GET", "/os-availability-zone/detail", availability_zones.detail, _P + "os-availability-zone:detail"),
-    Route("GET", "/os-aggregates", availability_zones.list_aggregates, _P + "os-aggregates:index"),
-    Route("GET", "/os-aggregates/{aggregate_id}", availability_zones.show_aggregate, _P + "os-aggregates:show"),
+
+    # aggregates
+    Route("GET", "/os-aggregates", aggregates.index, _P + "os-aggregates:index"),
+    Route("POST", "/os-aggregates", aggregates.create, _P + "os-aggregates:create", body=aggregate_bodies.CREATE),
+    Route("GET", _AGGREGATE, aggregates.show, _P + "os-aggregates:show"),
+    Route("PUT", _AGGREGATE, aggregates.update, _P + "os-aggregates:update", body=aggregate_bodies.UPDATE),
+    Route("DELETE", _AGGREGATE, aggregates.delete, _P + "os-aggregates:delete"),
+    Route("POST", _AGGREGATE + "/action", aggregates.act, "", body=aggregate_bodies.ACTION),
+    Route("POST", _AGGREGATE + "/images", aggregates.cache_images, "compute:aggregates:images", "2.81", success=202,
+          body=aggregate_bodies.IMAGES),
 
     # proxies to the network service
     Route("GET", "/os-networks", networks.index, _P + "os-networks:list", until=_PROXIED),

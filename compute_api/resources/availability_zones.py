@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Availability zones and aggregates: how hosts are grouped."""
+"""Availability zones: where servers can be, and which services are there."""
 from __future__ import annotations
 
 from typing import Any
 
-from common import errors
 from common.store import aggregates, services
-from compute_api.fields import Field, cut, render
 from compute_api.request import Request
 from compute_api.resources.services import INTERNAL
 from compute_api.views.servers import fraction
@@ -45,33 +43,3 @@ def _read(request: Request) -> tuple[list[Any], dict[str, str]]:
     def work(tx: Any) -> tuple[list[Any], dict[str, str]]:
         return services.list_all(tx), aggregates.zones(tx, request.services.settings.default_zone)
     return request.read(work)
-
-
-#: ``view`` is the list of the aggregate's hosts.
-AGGREGATE: tuple[Field, ...] = (
-    Field("id", "id"),
-    Field("name", "name"),
-    Field("availability_zone", lambda row, view: row.meta.get("availability_zone")),
-    Field("hosts", lambda row, view: view),
-    Field("metadata", "meta"),
-    Field("created_at", lambda row, view: fraction(row.created_at)),
-    Field("updated_at", lambda row, view: fraction(row.updated_at)),
-    Field("deleted", lambda row, view: False),
-    Field("deleted_at", lambda row, view: None),
-    Field("uuid", "uuid", since="2.41"),
-)
-
-
-def list_aggregates(request: Request) -> dict[str, Any]:
-    """GET /os-aggregates"""
-    rows, hosts = request.read(aggregates.list_all)
-    getters = cut(AGGREGATE, request.version)
-    return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}
-
-
-def show_aggregate(request: Request, aggregate_id: str) -> dict[str, Any]:
-    """GET /os-aggregates/{id}"""
-    if not aggregate_id.isdecimal() or len(aggregate_id) > 18:
-        raise errors.BadRequest(f"Invalid aggregate id {aggregate_id[:40]}: give its number.")
-    row, hosts = request.read(aggregates.show, int(aggregate_id))
-    return {"aggregate": render(cut(AGGREGATE, request.version), row, hosts)}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that hosts were asked to fetch ahead: a row until its host says that the image is there.
+
+The API asks, the conductor's sweep tells the hosts that are up and repeats it, with longer and longer pauses, until
+they say so; what is not done after a day is given up. Nothing depends on it: a host that has not fetched an image
+does it when the first server needs it.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common.clock import SECOND
+from common.models import ImageRef
+from common.store.engine import for_update, insert_many, now
+from common.store.schema import heartbeats, host_images, services
+from common.store.services import COMPUTE
+from common.wire import to_wire
+
+PAUSE = 60 * SECOND                  #: the shortest time after which a host is told again
+GIVEN_UP_AFTER = 24 * 3600 * SECOND
+ERROR_LIMIT = 1000                   #: characters that a host may say about what went wrong
+_C = host_images.c
+
+
+def ask(tx: Connection, hosts: Sequence[str], images: Sequence[ImageRef]) -> None:
+    """These hosts shall have these images; one that was asked before is told again at once."""
+    wanted = [image.id for image in images]
+    if hosts and wanted:
+        tx.execute(sa.delete(host_images).where(_C.host.in_(hosts), _C.image_id.in_(wanted)))
+        insert_many(tx, host_images, [{"host": host, "image_id": image.id, "image": to_wire(image)}
+                                      for host in hosts for image in images], "asked_at", ignore=True)
+
+
+def due(tx: Connection, limit: int) -> list[Row[Any]]:
+    """Rows whose hosts are up and should be told now: host, image_id, image; the oldest first."""
+    beats = sa.and_(heartbeats.c.host == _C.host, heartbeats.c.binary == COMPUTE, heartbeats.c.up.is_(True))
+    up = sa.and_(services.c.host == _C.host, services.c.binary == COMPUTE, services.c.forced_down.is_(False))
+    return list(tx.execute(
+        sa.select(_C.host, _C.image_id, _C.image).select_from(host_images.join(heartbeats, beats).join(services, up))
+        .where(_is_due()).order_by(_C.asked_at, _C.host, _C.image_id).limit(limit)))
+
+
+def _is_due() -> sa.ColumnElement[bool]:
+    """Never told, or long ago: the pause grows with the time that it has taken so far."""
+    waited = now() - _C.sent_at
+    return sa.or_(_C.sent_at.is_(None), sa.and_(waited >= PAUSE, 2 * waited >= _C.sent_at - _C.asked_at))
+
+
+def take(tx: Connection, rows: Sequence[Row[Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Mark those of these rows as told that nobody else has told meanwhile; host -> images, as records of the wire."""
+    keys = [(row.host, row.image_id) for row in rows]
+    if not keys:
+        return {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    here = sa.tuple_(_C.host, _C.image_id).in_(keys)
+    for row in tx.execute(for_update(sa.select(_C.host, _C.image).where(here, _is_due())
+                                     .order_by(_C.host, _C.image_id))).all():
+        found.setdefault(row.host, []).append(row.image)
+    tx.execute(sa.update(host_images).where(here, _is_due()).values(sent_at=now()))
+    return found
+
+
+def told(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
+    """What a host says became of images: '' is there, and done with; anything else is kept beside the row."""
+    there = [image for image, error in cached.items() if not error]
+    if there:
+        tx.execute(sa.delete(host_images).where(_C.host == host, _C.image_id.in_(there)))
+    for image, error in cached.items():
+        if error:
+            tx.execute(sa.update(host_images).where(_C.host == host, _C.image_id == image).values(
+                error=error[:ERROR_LIMIT]))
+
+
+def give_up(tx: Connection) -> list[Row[Any]]:
+    """Remove what was asked for too long ago; returns it: host, image_id, error."""
+    late = _C.asked_at < now() - GIVEN_UP_AFTER
+    rows: list[Row[Any]] = list(tx.execute(sa.select(_C.host, _C.image_id, _C.error).where(late)))
+    if rows:
+        tx.execute(sa.delete(host_images).where(sa.tuple_(_C.host, _C.image_id).in_(
+            [(row.host, row.image_id) for row in rows])))
+    return rows

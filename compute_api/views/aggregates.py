@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregates as answers. ``view`` is the list of the aggregate's hosts."""
+from __future__ import annotations
+
+from typing import Any
+
+from common.store.aggregates import ZONE
+from compute_api.fields import Field, cut, render
+from compute_api.views.servers import fraction
+
+#: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own yet.
+NEW: tuple[Field, ...] = (
+    Field("id", "id"),
+    Field("name", "name"),
+    Field(ZONE, lambda row, view: row.meta.get(ZONE)),
+    Field("created_at", lambda row, view: fraction(row.created_at)),
+    Field("updated_at", lambda row, view: fraction(row.updated_at)),
+    Field("deleted", lambda row, view: False),
+    Field("deleted_at", lambda row, view: None),
+    Field("uuid", "uuid", since="2.41"),
+)
+FIELDS: tuple[Field, ...] = (
+    *NEW,
+    Field("hosts", lambda row, view: view),
+    Field("metadata", "meta"),
+)
+
+
+def one(row: Any, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS) -> dict[str, Any]:
+    """One aggregate's body."""
+    return {"aggregate": render(cut(fields, version), row, hosts)}
+
+
+def many(rows: list[Any], hosts: dict[int, list[str]], version: int) -> dict[str, Any]:
+    """The body of the list."""
+    getters = cut(FIELDS, version)
+    return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}
