@@ -2,7 +2,8 @@
 """``kilonova NOUN [VERB]``: parses the command line and calls the noun's module.
 
 Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Status 0: done and
-well; 1: something was found or failed, said in one sentence; 2: the command line is wrong.
+well; 1: something was found or failed, said in one sentence; 2: the command line is wrong; 3 (``explain``): whom it
+would have to ask does not answer.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from common import errors
 
@@ -19,10 +21,33 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "version"): ("deploy.cli.database", "version", "show the database's version and the one needed"),
     ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
+    ("hosts",): ("deploy.cli.hosts", "hosts", "show hosts: zone, state, what is free, which are left out"),
+    ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
     ("config", "sample"): ("deploy.cli.config", "sample", "print a configuration file with every option"),
     ("config", "check"): ("deploy.cli.config", "check", "read the configuration and say what is wrong with it"),
+}
+
+_JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
+#: words -> what else the command takes, as ``add_argument`` does
+ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
+    ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),
+    ("hosts",): (_JSON,),
+    ("explain",): (
+        ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
+        ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),
+        ("--image", {"metavar": "IMAGE", "help": "id or name; without, it asks for no hardware"}),
+        ("--count", {"type": int, "default": 1, "metavar": "N", "help": "so many of them; default: 1"}),
+        ("--zone", {"metavar": "ZONE[:HOST[:NODE]]", "help": "as a user's availability_zone"}),
+        ("--host", {"metavar": "HOST", "help": "on this one, if the filters let it"}),
+        ("--project", {"metavar": "ID", "help": "of this project, for aggregates of single tenants"}),
+        ("--group", {"metavar": "ID", "help": "in this server group"}),
+        ("--hint", {"action": "append", "default": [], "metavar": "NAME=VALUE",
+                    "help": "a scheduler hint; may be given several times"}),
+        _JSON),
+    ("consoles", "end"): (("--server", {"metavar": "ID", "help": "those of this server"}),
+                          ("--all", {"action": "store_true", "help": "those of every server"})),
 }
 
 
@@ -41,12 +66,8 @@ def parser() -> argparse.ArgumentParser:
                 made[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
             command = made[words[0]].add_parser(words[1], help=text, description=text)
         command.set_defaults(module=module, function=function)
-        if words == ("doctor",):
-            command.add_argument("--json", action="store_true", help="one JSON list of findings")
-            command.add_argument("--no-hosts", action="store_true", help="do not ask the hosts what they run")
-        if words == ("consoles", "end"):
-            command.add_argument("--server", metavar="ID", help="those of this server")
-            command.add_argument("--all", action="store_true", help="those of every server")
+        for name, properties in ARGUMENTS.get(words, ()):
+            command.add_argument(name, **properties)
     return top
 
 
