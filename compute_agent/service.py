@@ -20,30 +20,34 @@ from oslo_config import cfg
 
 from common import config, errors, service
 from common.clock import Clock
-from common.models import Access, Command, Result
+from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.transport import Transport
-from compute_agent import verbs
+from compute_agent import cpu_sets, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.journal import Journal
+from compute_agent.prefetch import Prefetch
+from compute_agent.questions import Questions
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import Driver, ImageWriter, Run, VerbFailed
+from compute_agent.virt.driver import Driver, ImageWriter, Run
 
 log = logging.getLogger(__name__)
 PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
 PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
 _OLD_TOKEN = "the image service does not accept the token any more"
-CONSOLE_LIMIT = 64 * 1024
 
 
 class Host:
     """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
 
     def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
-                 images: Images, consoles: Consoles | None = None, ratios: dict[str, float] | None = None) -> None:
+                 images: Images, consoles: Consoles | None = None, ratios: dict[str, float] | None = None,
+                 monitor: machine.Monitor | None = None) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
-        self._images, self._consoles, self._ratios = images, consoles, ratios or {}
+        self._images, self._ratios, self._monitor = images, ratios or {}, monitor
+        self._questions = Questions(driver, consoles)
+        self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
         self._access: Access | None = None
         self._moved: set[str] = set()
         self._lock = threading.Lock()
@@ -59,23 +63,17 @@ class Host:
             if self._agent.has_news():
                 self._speak.set()
 
+    def cache_images(self, images: list[ImageRef], access: Access) -> None:
+        self._prefetch.add(images, access)
+
     def query(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if verb == "console_output":
-            limit = min(int(arguments.get("length_bytes") or CONSOLE_LIMIT), CONSOLE_LIMIT)
-            try:
-                return {"output": self._driver.console_output(arguments["server"], limit)}
-            except VerbFailed as problem:
-                raise errors.NotFound(str(problem)) from problem
-        if verb == "diagnostics":
-            try:
-                return self._driver.diagnostics(arguments["server"])
-            except VerbFailed as problem:
-                raise errors.Conflict(str(problem)) from problem
-        if verb == "console" and self._consoles is not None:
-            return self._consoles.offer(arguments["server"], arguments["kind"])
-        if verb == "domains":
-            return {"domains": {state.server: state.power_state for state in self._driver.domains()}}
-        raise errors.NotImplementedHere(f"This host does not know the question {verb}; upgrade its agent.")
+        return self._questions.answer(verb, arguments)
+
+    def _cached(self, image: str, problem: str) -> None:
+        """An image that was to be fetched ahead is here, or why it is not."""
+        with self._lock:
+            self._agent.cached(image, problem)
+        self._speak.set()
 
     def _saw(self, server: str) -> None:
         """An event of the driver: its state is read and told in the next exchange, which is now, or when the
@@ -159,10 +157,13 @@ class Host:
             full = hello or self._agent.wants_full_report()
         try:
             domains = self._driver.domains() if full or moved else []
-            inventory = dataclasses.replace(self._driver.inventory(), ratios=self._ratios) if hello else None
+            inventory = self._inventory() if full else None
+            metrics = self._monitor.read() if full and self._monitor else None
             with self._lock:
+                if inventory is not None:
+                    self._agent.noticed(inventory, metrics)
                 self._agent.changed(state for state in domains if state.server in moved)
-                request = self._agent.request(ask, domains if full else None, inventory)
+                request = self._agent.request(ask, domains if full else None, inventory if hello else None)
             answer, access = self._conductor.sync(request, patience)
         except BaseException:
             with self._lock:
@@ -175,9 +176,13 @@ class Host:
             if answer.session == 0 or self._agent.has_news():
                 self._speak.set()
 
+    def _inventory(self) -> HostInventory:
+        return dataclasses.replace(self._driver.inventory(), ratios=self._ratios)
+
     def start(self, workers: int) -> list[threading.Thread]:
         """Start the threads."""
-        threads = [threading.Thread(target=self.talk, name="talk", daemon=True)]
+        threads = [threading.Thread(target=self.talk, name="talk", daemon=True),
+                   threading.Thread(target=self._prefetch.work, name="prefetch", daemon=True)]
         threads += [threading.Thread(target=self.carry_out, name=f"worker-{n}", daemon=True) for n in range(workers)]
         for thread in threads:
             thread.start()
@@ -188,6 +193,7 @@ class Host:
         """Let the commands in hand stop; they are sent again to the next agent."""
         self._stop.set()
         self._speak.set()
+        self._prefetch.close()
         with self._work:
             self._work.notify_all()
 
@@ -218,20 +224,36 @@ class Images:
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
-    """The driver that the configuration names."""
-    state = Path(conf.state_dir)
-    if conf.agent.driver == "memory":
+    """The driver that the configuration names. Ends the process when what it names cannot be had."""
+    try:
+        return _driver(conf, Path(conf.state_dir))
+    except (config.ConfigError, ValueError) as problem:
+        sys.exit(f"kilonova-agent: {problem}")
+
+
+def _driver(conf: cfg.ConfigOpts, state: Path) -> Driver:
+    options = conf.agent
+    if options.driver == "memory":
         from compute_agent.virt.memory import MemoryDriver
-        return MemoryDriver(conf.host, vcpus=conf.agent.memory_vcpus, memory_mb=conf.agent.memory_mb,
-                            disk_gb=conf.agent.memory_disk_gb, state_file=state / "memory-guests.json")
+        return MemoryDriver(conf.host, vcpus=options.memory_vcpus, memory_mb=options.memory_mb,
+                            disk_gb=options.memory_disk_gb, state_file=state / "memory-guests.json",
+                            image_fetches=options.max_concurrent_image_fetches)
     from compute_agent import config_drive
     from compute_agent.virt.libvirt.driver import LibvirtDriver
+    from compute_agent.virt.libvirt.host import About
+    about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
+                  cpus=cpu_sets.opened(options.cpu_shared_set, options.cpu_dedicated_set, machine.cpus()),
+                  devices=machine.devices(options.pci_devices))
+    return LibvirtDriver(options.libvirt_uri, state, virt_type=options.virt_type, about=about,
+                         image_fetches=options.max_concurrent_image_fetches,
+                         config_drives=config_drive.opened(options.config_drive_format, config.vendor_data(conf)))
+
+
+def make_monitor(conf: cfg.ConfigOpts) -> machine.Monitor | None:
+    """What measures the host, where the configuration asks for it."""
     try:
-        drives = config_drive.opened(conf.agent.config_drive_format, config.vendor_data(conf))
-        return LibvirtDriver(conf.agent.libvirt_uri, state, virt_type=conf.agent.virt_type,
-                             reserved_memory_mb=conf.agent.reserved_memory_mb,
-                             reserved_disk_gb=conf.agent.reserved_disk_gb, config_drives=drives)
-    except (config.ConfigError, ValueError) as problem:
+        return machine.monitor(conf.agent.compute_monitors)
+    except config.ConfigError as problem:
         sys.exit(f"kilonova-agent: {problem}")
 
 
@@ -249,11 +271,13 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     driver = make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
-    agent = Agent(conf.host, journal, Clock(), driver.boot_id())
+    # However many builds there are, one worker is left for what is quick.
+    builds = min(conf.agent.max_concurrent_builds or conf.agent.workers, max(1, conf.agent.workers - 1))
+    agent = Agent(conf.host, journal, Clock(), driver.boot_id(), builds)
     consoles = make_consoles(conf, driver)
     host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles,
                 {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
-                 "DISK_GB": conf.agent.disk_allocation_ratio})
+                 "DISK_GB": conf.agent.disk_allocation_ratio}, make_monitor(conf))
     agent_rpc.serve(transport, conf.host, host)
     threads = [*host.start(conf.agent.workers), consoles.start()]
 

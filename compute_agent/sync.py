@@ -19,10 +19,15 @@ from compute_agent.verbs import VERBS
 log = logging.getLogger(__name__)
 LEASE = 30.0                 #: seconds of silence after which nothing is started and hello is said again
 FULL_REPORT = 60.0
+BUILDS = 10                  #: commands that make disks of an image, at a time
 
 
 def _starts(command: Command) -> bool:
     return command.verb in VERBS and VERBS[command.verb].starts
+
+
+def _builds(command: Command) -> bool:
+    return command.verb in VERBS and VERBS[command.verb].builds
 
 
 @dataclass
@@ -36,16 +41,20 @@ class Work:
 
 
 class Agent:
-    """One host's memory of what it is doing."""
+    """One host's memory of what it is doing. ``builds``: how many builds run at a time; others wait here."""
 
-    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str) -> None:
-        self.host, self.boot_id = host, boot_id
+    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = BUILDS) -> None:
+        self.host, self.boot_id, self._most_builds = host, boot_id, builds
         self._journal, self._clock = journal, clock
         self.session = 0
         self._fences = journal.fences()
         self._work: dict[str, Work] = {}
         self._results: dict[str, Result] = {}
         self._changed: dict[str, DomainState] = {}
+        self._cached: dict[str, str] = {}
+        self._inventory: HostInventory | None = None
+        self._inventory_told: HostInventory | None = None
+        self._metrics: dict[str, float] | None = None
         self._asked_at = self._acknowledged_at = -LEASE
         self._reported_at: float | None = None
 
@@ -75,14 +84,17 @@ class Agent:
             self._work[command.key] = Work(command)
 
     def take(self) -> Work | None:
-        """The next command that may run now: one a server at a time, cancelled ones dropped."""
-        busy = {work.command.server for work in self._work.values() if work.running}
+        """The next command that may run now: one a server at a time, cancelled ones dropped. A build that is one too
+        many waits, and what is no build overtakes it."""
+        running = [work.command for work in self._work.values() if work.running]
+        busy = {command.server for command in running}
+        full = sum(map(_builds, running)) >= self._most_builds
         for key, work in list(self._work.items()):
             if work.running:
                 continue
             if work.cancelled or (_starts(work.command) and not self.has_lease()):
                 del self._work[key]
-            elif work.command.server not in busy:
+            elif work.command.server not in busy and not (full and _builds(work.command)):
                 work.running = True
                 return work
         return None
@@ -107,6 +119,15 @@ class Agent:
             else:
                 self._changed[state.server] = state
 
+    def noticed(self, inventory: HostInventory, metrics: dict[str, float] | None) -> None:
+        """What the host has and how busy it is, seen just now. The inventory is told unless it is what the conductor
+        knows already; metrics are told once."""
+        self._inventory, self._metrics = inventory, metrics
+
+    def cached(self, image: str, problem: str) -> None:
+        """What became of an image that was to be fetched ahead; ``problem`` empty: it is here."""
+        self._cached[image] = problem
+
     # --- the exchange ---
     def wants_full_report(self) -> bool:
         """Is it time to list all domains?"""
@@ -118,7 +139,7 @@ class Agent:
 
     def has_news(self) -> bool:
         """Is there something that should not wait for the next periodic exchange?"""
-        return bool(self._results or self._settled(self._changed.values()))
+        return bool(self._results or self._cached or self._settled(self._changed.values()))
 
     def needs_hello(self) -> bool:
         """A new session is needed at start and after a silence longer than the lease."""
@@ -126,13 +147,19 @@ class Agent:
 
     def request(self, ask: bool, domains: list[DomainState] | None, inventory: HostInventory | None) -> Sync:
         """What to say now. With ``inventory`` it is a hello."""
-        session = 0 if inventory is not None else self.session
+        session = self.session
+        if inventory is not None:
+            session, self._inventory, self._inventory_told = 0, inventory, None
+        news = self._inventory if self._inventory != self._inventory_told else None
+        metrics, self._metrics = self._metrics, None
         self._asked_at = self._clock.monotonic()
         if domains is not None:
             self._reported_at = self._clock.monotonic()
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
-                    inventory, {key: work.phase for key, work in self._work.items() if work.running} if ask else {})
+                    news, metrics,
+                    {key: work.phase for key, work in self._work.items() if work.running} if ask else {},
+                    dict(self._cached))
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
         """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence
@@ -152,6 +179,10 @@ class Agent:
         self.session = answer.session
         for key in answer.acknowledged:
             self._results.pop(key, None)
+        self._inventory_told = request.inventory or self._inventory_told
+        for image, problem in request.cached.items():
+            if self._cached.get(image) == problem:
+                del self._cached[image]
         for told in request.changed:
             state = self._changed.get(told.server)
             if state is not None and state.power_state == told.power_state:

@@ -45,8 +45,9 @@ class Cancelled(Exception):
 class Run:
     """What a verb may use while it runs: where to tell its phase, and whether to stop.
 
-    ``phase`` takes one of "fetching image", "making disks", "starting", "waiting for the network" …; ``cancelled`` is
-    asked at least every few seconds by anything long and answers True when the verb must raise ``Cancelled``.
+    ``phase`` takes one of "waiting to fetch image", "fetching image", "making disks", "starting", "waiting for the
+    network" …; ``cancelled`` is asked at least every few seconds by anything long and answers True when the verb must
+    raise ``Cancelled``.
     """
 
     phase: Callable[[str], None]
@@ -71,6 +72,9 @@ class Driver(Protocol):
 
     def domains(self) -> list[DomainState]:
         """All domains of ours (those that carry our metadata), whatever their state; state only, cheap."""
+
+    def ensure_image(self, image: ImageRef, read_image: ImageReader, run: Run) -> None:
+        """Have the image on this host, for guests to come. Repeatable."""
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         """Image, disks, config drive, domain with its interfaces, start; with ``spec.paused`` its CPUs wait for

@@ -32,6 +32,11 @@ class MemoryDriver(MemoryHost):
         with self._lock:
             return [state_of(server, guest) for server, guest in self.guests.items()]
 
+    def ensure_image(self, image: ImageRef, read_image: ImageReader, run: Run) -> None:
+        self._begin("ensure_image", "", run)
+        self._fetch(image, read_image, run)
+        self.images.add(image.id)
+
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         after = self._begin("ensure_guest", spec.server, run)
         disk = self._fetch(spec.image, read_image, run)

@@ -20,9 +20,11 @@ from pathlib import Path
 from common import errors
 from common.models import DomainState, HostInventory, ImageRef, Interface
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.fetches import FETCHES, Fetches
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
 from compute_agent.virt.memory_console import Consoles
 from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
+from compute_agent.virt.traits import COMMON
 
 #: Bytes of an image that are looked at for a disk's files.
 MOST_KEPT = 1 << 20
@@ -47,12 +49,16 @@ class Fail:
 
 
 class MemoryHost:
-    """``guests`` may be shared by two of them: the same host, restarted."""
+    """``guests`` may be shared by two of them: the same host, restarted. ``inventory``: in place of one made of the
+    three sizes; ``size`` may be replaced at any time, as a host that is changed."""
 
     def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,
                  state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
-                 guests: dict[str, Guest] | None = None, read_images: bool = False) -> None:
-        self.size = HostInventory("memory", 1, host, vcpus, memory_mb, disk_gb)
+                 guests: dict[str, Guest] | None = None, read_images: bool = False,
+                 inventory: HostInventory | None = None, image_fetches: int = FETCHES) -> None:
+        self.size = inventory or HostInventory(
+            "memory", 1, host, vcpus, memory_mb, disk_gb, traits=sorted(COMMON),
+            facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]})
         self.script = script if script is not None else {}
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
         self.guests: dict[str, Guest] = guests if guests is not None else {}
@@ -60,6 +66,9 @@ class MemoryHost:
         self.missing_bridges: set[str] = set()
         self._boot_id = str(uuid.uuid4())
         self._read_images = read_images
+        self._fetches = Fetches(image_fetches)
+        #: Ids of the images that are here.
+        self.images: set[str] = set()
         self._watchers: list[Callable[[str], None]] = []
         self._changed: deque[str] = deque()
         self._consoles = Consoles()
@@ -200,8 +209,11 @@ class MemoryHost:
         """The files of a disk made of the image."""
         if image is None or not self._read_images:
             return {}
-        run.phase("fetching image")
-        return read_disk(_read(image, read_image, run))
+        with self._fetches.one(run):
+            run.phase("fetching image")
+            content = _read(image, read_image, run)
+        self.images.add(image.id)
+        return read_disk(content)
 
 
 def state_of(server: str, guest: Guest) -> DomainState:

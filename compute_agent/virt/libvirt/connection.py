@@ -63,6 +63,7 @@ AGENT_AWAY = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED
 #: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
 LIVE, STORED = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+EXPAND_FEATURES = libvirt.VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES
 NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 
 
@@ -88,18 +89,6 @@ class Found:
         return self.power_state in (RUNNING, PAUSED, SUSPENDED, CRASHED)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What libvirt says about its host; memory in MiB."""
-
-    hypervisor: str
-    version: int
-    hostname: str
-    cpus: int
-    memory_mb: int
-    capabilities: str
-
-
 class Connection:
     """One libvirtd. Thread-safe."""
 
@@ -113,12 +102,9 @@ class Connection:
         self._watchers: list[Callable[[str], None]] = []
         _turn_event_loop()
 
-    def facts(self) -> Facts:
-        def ask(connection: Any) -> Facts:
-            _, memory_mb, cpus, *_ = connection.getInfo()
-            return Facts(connection.getType(), connection.getVersion(), connection.getHostname(), cpus, memory_mb,
-                         connection.getCapabilities())
-        return self._call("describe the host", ask)
+    def ask(self, what: str, work: Callable[[Any], Answer]) -> Answer:
+        """Do ``work`` with the connection itself, which describes the host."""
+        return self._call(what, work)
 
     def domains(self) -> list[Found]:
         """All domains of ours."""

@@ -30,6 +30,8 @@ RESCUE_BUSES: dict[str, tuple[str, dict[str, str]]] = {
     "scsi": ("sda", {"type": "scsi", "index": "0", "model": "virtio-scsi"}),
     "usb": ("sda", {"type": "usb", "index": "0", "model": "qemu-xhci"})}
 RESCUE_DEVICES = ("disk", "cdrom")
+#: The only machines that are made, and the processor of those that are emulated.
+ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
 #: The socket of the serial console, beside its log; short, as the path of a socket must be.
 SERIAL_SOCKET = "tty"
@@ -140,7 +142,7 @@ def _machine(root: Element, domain: Domain) -> None:
     for name, value in (*PRODUCT.items(), ("uuid", domain.server), ("serial", domain.server)):
         _text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
-    _text(boot, "type", "hvm", arch="x86_64", machine="pc")
+    _text(boot, "type", "hvm", arch=ARCH, machine=MACHINE)
     if not (domain.rescue and domain.rescue.bus):     # then the disks themselves say which is booted
         SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
@@ -151,7 +153,7 @@ def _machine(root: Element, domain: Domain) -> None:
         SubElement(root, "cpu", mode="host-model")
     elif domain.virt_type == "qemu":
         cpu = SubElement(root, "cpu", mode="custom", match="exact", check="none")
-        _text(cpu, "model", "qemu64", fallback="forbid")
+        _text(cpu, "model", EMULATED_CPU, fallback="forbid")
     SubElement(root, "clock", offset="utc")
 
 

@@ -21,6 +21,7 @@ from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.fetches import FETCHES
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import consoles, diagnostics, guest_agent, host, images, interfaces, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
@@ -40,9 +41,9 @@ class LibvirtDriver:
     (how long a verb waits for a libvirtd that does not answer) are seconds.
     """
 
-    def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, hostname: str = "",
-                 host_ip: str = "127.0.0.1", reserved_memory_mb: int = 0, reserved_disk_gb: int = 0,
-                 image_ttl: float = 24 * 3600, patience: float = 60, config_drives: ConfigDrives | None = None) -> None:
+    def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, about: host.About | None = None,
+                 image_ttl: float = 24 * 3600, image_fetches: int = FETCHES, patience: float = 60,
+                 config_drives: ConfigDrives | None = None) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
@@ -50,13 +51,11 @@ class LibvirtDriver:
             # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
             folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
-        self._about: dict[str, Any] = {
-            "hostname": hostname, "host_ip": host_ip, "reserved_memory_mb": reserved_memory_mb,
-            "reserved_disk_gb": reserved_disk_gb}
+        self._about = about or host.About()
         self._patience = patience
         if virt_type != "test":
             consoles.check_length(instances)
-        self._images = ImageCache(self._state_dir / "images", image_ttl)
+        self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri)
         self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
                               config_drives or ConfigDrives())
@@ -69,14 +68,17 @@ class LibvirtDriver:
         return "kvm" if host.kvm_works(self._state_dir) else "qemu"
 
     def inventory(self) -> HostInventory:
-        facts = self._patiently(QUIET, self._libvirt.facts)
-        return host.inventory(facts, self._state_dir, **self._about)
+        facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
+        return host.inventory(facts, self._state_dir, self.virt_type, self._about)
 
     def boot_id(self) -> str:
         return host.boot_id()
 
     def domains(self) -> list[DomainState]:
         return [power.state(found) for found in self._libvirt.domains()]
+
+    def ensure_image(self, image: ImageRef, read_image: ImageReader, run: Run) -> None:
+        self._images.fetch(image, 0, read_image, run)
 
     def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         return self._patiently(run, lambda: self._guests.make(spec, read_image, run))

@@ -13,12 +13,18 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from common.models import JSON, HostInventory
-from compute_agent.virt.libvirt.connection import Facts
+from common.models import Device, HostInventory
+from compute_agent.cpu_sets import CpuSets
+from compute_agent.virt.libvirt import capabilities
+from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection
+from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
+from compute_agent.virt.traits import COMMON, of_processor
 
 LOG = logging.getLogger(__name__)
 GIBIBYTE = 1 << 30
@@ -32,37 +38,82 @@ PROBE = bytes.fromhex(
     "1f00a07c"
 ).ljust(510, b"\0") + b"\x55\xaa"
 PROBE_STATUS = 33
-TRAITS = ["COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_IMAGE_TYPE_RAW", "COMPUTE_NODE"]
-
 
 def boot_id() -> str:
     """Changes whenever the kernel of this host boots."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def inventory(facts: Facts, state_dir: Path, *, hostname: str = "", host_ip: str = "127.0.0.1",
-              reserved_memory_mb: int = 0, reserved_disk_gb: int = 0) -> HostInventory:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What libvirt says about its host; memory in MiB. domain_capabilities: what its guests can have, empty where
+    libvirt does not say (its mock-up); cpu_features: those that guests see."""
+
+    hypervisor: str
+    version: int
+    hostname: str
+    cpus: int
+    memory_mb: int
+    capabilities: str
+    domain_capabilities: str = ""
+    cpu_features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the operator says of this host."""
+
+    hostname: str = ""
+    host_ip: str = "127.0.0.1"
+    reserved_memory_mb: int = 0
+    reserved_disk_gb: int = 0
+    cpus: CpuSets = CpuSets()
+    devices: Sequence[Device] = ()
+
+
+def facts(libvirt: Connection, virt_type: str) -> Facts:
+    """Ask libvirt; ``virt_type``: what guests run under."""
+    def ask(connection: Any) -> Facts:
+        _, memory_mb, cpus, *_ = connection.getInfo()
+        told = ""
+        features: tuple[str, ...] = ()
+        if virt_type != "test":
+            told = str(connection.getDomainCapabilities(None, ARCH, MACHINE, virt_type))
+            cpu = capabilities.host_model(told) if virt_type == "kvm" else None
+            cpu = cpu or capabilities.GuestCpu(EMULATED_CPU)
+            model = f"<cpu><arch>{ARCH}</arch><model>{cpu.model}</model></cpu>"
+            features = tuple(cpu.features(connection.baselineCPU([model], EXPAND_FEATURES)))
+        return Facts(connection.getType(), connection.getVersion(), connection.getHostname(), cpus, memory_mb,
+                     connection.getCapabilities(), told, features)
+    return libvirt.ask("describe the host", ask)
+
+
+def inventory(facts: Facts, state_dir: Path, virt_type: str, about: About) -> HostInventory:
     """All that this host has; the disk is the file system that holds ``state_dir``."""
     disk = os.statvfs(state_dir)
+    cells = capabilities.cells(facts.capabilities, about.cpus)
+    shared, dedicated = about.cpus.split(range(facts.cpus))
     return HostInventory(
         hypervisor_type=facts.hypervisor, hypervisor_version=facts.version,
-        hypervisor_hostname=hostname or facts.hostname, vcpus=facts.cpus, memory_mb=facts.memory_mb,
-        disk_gb=disk.f_frsize * disk.f_blocks // GIBIBYTE, host_ip=host_ip, cpu_info=cpu_info(facts.capabilities),
-        traits=list(TRAITS), reserved_memory_mb=reserved_memory_mb, reserved_disk_gb=reserved_disk_gb)
+        hypervisor_hostname=about.hostname or facts.hostname, vcpus=len(shared), memory_mb=facts.memory_mb,
+        disk_gb=disk.f_frsize * disk.f_blocks // GIBIBYTE, host_ip=about.host_ip,
+        cpu_info=capabilities.cpu_info(facts.capabilities), traits=traits(facts, any(cell.siblings for cell in cells)),
+        reserved_memory_mb=about.reserved_memory_mb, reserved_disk_gb=about.reserved_disk_gb, pcpus=len(dedicated),
+        cells=cells, devices=list(about.devices),
+        facts={"supported_instances": capabilities.supported_instances(facts.capabilities, virt_type)})
 
 
-def cpu_info(capabilities: str) -> JSON:
-    """The host's processor in the words of the hypervisors API."""
-    cpu = ElementTree.fromstring(capabilities).find("host/cpu")
-    if cpu is None:
-        return {}
-    topology = cpu.find("topology")
-    sizes: dict[str, Any] = {} if topology is None else {
-        ours: int(topology.get(theirs, "1"))
-        for ours, theirs in (("sockets", "sockets"), ("cells", "dies"), ("cores", "cores"), ("threads", "threads"))}
-    return {"arch": cpu.findtext("arch", ""), "model": cpu.findtext("model", ""),
-            "vendor": cpu.findtext("vendor", ""), "topology": sizes,
-            "features": sorted(feature.get("name", "") for feature in cpu.findall("feature"))}
+def traits(facts: Facts, has_threads: bool) -> list[str]:
+    """What guests of this host can have, sorted."""
+    found = {*COMMON, *of_processor(facts.cpu_features)}
+    found |= {f"COMPUTE_STORAGE_BUS_{bus.upper()}"
+              for bus in DISK_BUSES if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")}
+    found |= {f"COMPUTE_GRAPHICS_MODEL_{model.upper()}" for model in VIDEO_MODELS
+              if model in capabilities.offered(facts.domain_capabilities, "video", "modelType")}
+    if facts.domain_capabilities:
+        found |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
+        found |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
+    return sorted(found | ({"HW_CPU_HYPERTHREADING"} if has_threads else set()))
 
 
 def kvm_works(state_dir: Path) -> bool:

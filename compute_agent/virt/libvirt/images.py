@@ -28,6 +28,7 @@ from oslo_utils.imageutils import format_inspector
 from common import errors
 from common.models import ImageRef
 from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.fetches import FETCHES, Fetches
 
 #: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
 FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
@@ -49,11 +50,13 @@ class Cached:
 
 
 class ImageCache:
-    """``folder`` is this host's alone. ``ttl``: seconds that an image nobody uses stays. Thread-safe."""
+    """``folder`` is this host's alone. ``ttl``: seconds that an image nobody uses stays. ``fetches``: images fetched
+    at a time. Thread-safe."""
 
-    def __init__(self, folder: Path, ttl: float = 24 * 3600) -> None:
+    def __init__(self, folder: Path, ttl: float = 24 * 3600, fetches: int = FETCHES) -> None:
         self._folder = folder
         self._ttl = ttl
+        self._fetches = Fetches(fetches)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o711)
@@ -75,8 +78,9 @@ class ImageCache:
             _stop_if_cancelled(run)
         try:
             if not path.exists():
-                run.phase("fetching image")
-                self._fetch(image, path, max_bytes, read_image, run)
+                with self._fetches.one(run):
+                    run.phase("fetching image")
+                    self._fetch(image, path, max_bytes, read_image, run)
             os.utime(path)
         finally:
             lock.release()

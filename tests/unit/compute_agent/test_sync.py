@@ -2,13 +2,14 @@
 """The agent's half of the exchange: which commands it takes in hand, what it tells, when it says hello."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.sync import FULL_REPORT, LEASE, Agent, Work
+from compute_agent.sync import BUILDS, FULL_REPORT, LEASE, Agent, Work
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -26,9 +27,9 @@ class Hand:
 class Rig:
     """An agent in session 5 with a fresh lease."""
 
-    def __init__(self, journal: Journal | None = None) -> None:
+    def __init__(self, journal: Journal | None = None, builds: int = BUILDS) -> None:
         self.clock, self.journal = Hand(), journal or Journal(":memory:")
-        self.agent = Agent("h1", self.journal, self.clock, "boot")
+        self.agent = Agent("h1", self.journal, self.clock, "boot", builds)
         self.exchange(SyncAnswer(5, guests={}), hello=True)
 
     def exchange(self, answer: SyncAnswer | None = None, hello: bool = False) -> Sync:
@@ -275,4 +276,77 @@ def test_what_was_seen_in_the_middle_of_a_command_is_no_news_after_it(rig: Rig) 
     said = rig.exchange(SyncAnswer(5, [done.key]))
     assert (said.results, said.changed) == ([done], [])
     assert rig.exchange().changed == []
+    assert not rig.agent.has_news()
+
+
+def builds(*actions: str) -> list[Command]:
+    return [command(action, server=action, verb="ensure_guest") for action in actions]
+
+
+def test_builds_beyond_the_limit_wait_in_the_queue_and_what_is_quick_overtakes_them() -> None:
+    rig = Rig(builds=2)
+    rig.agent.accept([*builds("a", "b", "c"), command("rebuild", server="r", verb="rebuild"),
+                      command("stop", server="s", verb="ensure_stopped")])
+    first, second = rig.agent.take(), rig.agent.take()
+    assert first is not None
+    assert second is not None
+    assert (first.command.action, second.command.action) == ("a", "b")
+    assert taken(rig.agent) == ["stop"]
+    assert rig.exchange().working == ["a/step/1", "b/step/1", "c/step/1", "rebuild/step/1", "stop/step/1"]
+    rig.finish(first)
+    assert taken(rig.agent) == ["c"]
+    rig.finish(second)
+    assert taken(rig.agent) == ["rebuild"]
+
+
+def test_a_build_that_was_cancelled_gives_its_place_up(rig: Rig) -> None:
+    rig = Rig(builds=1)
+    rig.agent.accept(builds("a", "b"))
+    work = rig.agent.take()
+    assert work is not None
+    rig.agent.ended(work, None)
+    assert taken(rig.agent) == ["b"]
+
+
+def test_what_the_host_has_is_told_again_only_when_it_changed(rig: Rig) -> None:
+    assert rig.exchange().inventory is None
+    rig.agent.noticed(replace(INVENTORY), None)
+    assert rig.exchange().inventory is None
+    more = replace(INVENTORY, memory_mb=2)
+    rig.agent.noticed(more, None)
+    said = rig.agent.request(True, None, None)
+    assert (said.session, said.inventory) == (5, more)
+    assert rig.exchange().inventory == more, "told until it was acknowledged"
+    assert rig.exchange().inventory is None
+    rig.agent.noticed(more, None)
+    assert rig.exchange().inventory is None
+
+
+def test_a_change_between_two_exchanges_is_not_lost(rig: Rig) -> None:
+    rig.agent.noticed(replace(INVENTORY, memory_mb=2), None)
+    said = rig.agent.request(True, None, None)
+    rig.agent.noticed(replace(INVENTORY, memory_mb=3), None)
+    rig.agent.answered(said, SyncAnswer(5))
+    assert rig.exchange().inventory == replace(INVENTORY, memory_mb=3)
+    rig.exchange(SyncAnswer(0))
+    assert rig.exchange(SyncAnswer(6), hello=True).inventory == INVENTORY
+    assert rig.exchange(SyncAnswer(6)).inventory is None
+
+
+def test_metrics_are_told_once(rig: Rig) -> None:
+    rig.agent.noticed(INVENTORY, {"cpu.percent": 7.0})
+    assert rig.exchange().metrics == {"cpu.percent": 7.0}
+    assert rig.exchange().metrics is None
+
+
+def test_images_that_were_fetched_ahead_are_told_until_an_answer_comes(rig: Rig) -> None:
+    rig.agent.cached("one", "")
+    rig.agent.cached("two", "no space")
+    assert rig.agent.has_news()
+    said = rig.agent.request(True, None, None)
+    assert said.cached == {"one": "", "two": "no space"}
+    rig.agent.cached("two", "")                             # it was tried again meanwhile
+    rig.agent.answered(said, SyncAnswer(5))
+    assert rig.exchange(SyncAnswer(0)).cached == {"two": ""}
+    assert rig.exchange(SyncAnswer(6), hello=True).cached == {"two": ""}
     assert not rig.agent.has_news()

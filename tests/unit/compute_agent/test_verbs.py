@@ -90,6 +90,10 @@ def test_whatever_may_start_a_guest_says_so() -> None:
         "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue"}
 
 
+def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
+    assert {name for name, verb in VERBS.items() if verb.builds} == {"ensure_guest", "rebuild", "rescue"}
+
+
 def test_what_cannot_be_looked_at_is_done_once() -> None:
     assert {name for name, verb in VERBS.items() if verb.once} == {"inject_nmi", "set_password"}
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libvirt says of a host becomes an inventory: cells, CPUs, traits, and what guests can be."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import os_traits
+
+from common.models import Cell, Device
+from compute_agent.cpu_sets import CpuSets, opened
+from compute_agent.virt import traits
+from compute_agent.virt.libvirt import capabilities
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
+from compute_agent.virt.libvirt.host import About, Facts, inventory
+
+CPUS = "".join(f"<cpu id='{number}' siblings='{number % 2}-{number % 2 + 2}'/>".replace("-", ",")
+               for number in (0, 1, 2, 3))
+CAPABILITIES = f"""<capabilities>
+  <host>
+    <cpu><arch>x86_64</arch><model>EPYC</model><vendor>AMD</vendor>
+      <topology sockets='1' dies='1' cores='2' threads='2'/><feature name='vme'/><feature name='avx2'/></cpu>
+    <topology><cells num='2'>
+      <cell id='0'><memory unit='KiB'>8388608</memory><pages unit='KiB' size='4'>1048576</pages>
+        <pages unit='KiB' size='2048'>1024</pages><pages unit='KiB' size='1048576'>0</pages>
+        <cpus num='4'>{CPUS}</cpus></cell>
+      <cell id='1'><memory unit='MiB'>512</memory><cpus num='2'><cpu id='4'/><cpu id='5' siblings='5'/></cpus></cell>
+    </cells></topology>
+  </host>
+  <guest><os_type>hvm</os_type><arch name='i686'><domain type='qemu'/><domain type='kvm'/></arch></guest>
+  <guest><os_type>hvm</os_type><arch name='x86_64'><domain type='qemu'/><domain type='kvm'/></arch></guest>
+</capabilities>"""
+DOMAIN_CAPABILITIES = """<domainCapabilities>
+  <cpu><mode name='custom'/><mode name='host-model' supported='yes'><model fallback='forbid'>EPYC</model>
+    <feature policy='require' name='avx2'/><feature policy='disable' name='sha-ni'/></mode></cpu>
+  <devices>
+    <disk><enum name='bus'><value>ide</value><value>fdc</value><value>virtio</value></enum></disk>
+    <video><enum name='modelType'><value>vga</value><value>ramfb</value></enum></video>
+  </devices>
+</domainCapabilities>"""
+MODEL = "<cpu><model>EPYC</model><feature name='sse4.1'/><feature name='sha-ni'/></cpu>"
+FACTS = Facts("QEMU", 7_002_000, "node-1", 6, 8704, CAPABILITIES, DOMAIN_CAPABILITIES, ("sse4.1", "pni"))
+
+
+def test_cells_have_their_cpus_threads_and_pages() -> None:
+    assert capabilities.cells(CAPABILITIES, CpuSets()) == [
+        Cell(0, [0, 1, 2, 3], [], 8192, [[0, 2], [1, 3]], {"4": 1048576, "2048": 1024}),
+        Cell(1, [4, 5], [], 512, [], {})]
+    split = capabilities.cells(CAPABILITIES, opened("0-1", "2-5,^4"))
+    assert [(cell.cpus, cell.pcpus) for cell in split] == [([0, 1], [2, 3]), ([], [5])]
+    assert capabilities.cells("<capabilities><host/></capabilities>", CpuSets()) == []
+
+
+def test_guests_run_under_kvm_only_where_that_works() -> None:
+    emulated = [["i686", "qemu", "hvm"], ["x86_64", "qemu", "hvm"]]
+    assert capabilities.supported_instances(CAPABILITIES, "qemu") == emulated
+    assert capabilities.supported_instances(CAPABILITIES, "kvm") == [
+        ["i686", "kvm", "hvm"], emulated[0], ["x86_64", "kvm", "hvm"], emulated[1]]
+
+
+def test_features_are_those_that_guests_see() -> None:
+    cpu = capabilities.host_model(DOMAIN_CAPABILITIES)
+    assert cpu is not None and cpu.model == "EPYC"
+    assert cpu.features(MODEL) == ["avx2", "sse4.1"]
+    assert capabilities.host_model("<domainCapabilities><cpu/></domainCapabilities>") is None
+
+
+def test_inventory_of_a_host(tmp_path: Path) -> None:
+    device = Device("0000:81:00.1", "8086", "1521", 1)
+    about = About(reserved_memory_mb=512, cpus=opened("0-1", "2-3"), devices=[device])
+    told = inventory(FACTS, tmp_path, "qemu", about)
+    assert (told.hypervisor_type, told.hypervisor_hostname, told.vcpus, told.pcpus) == ("QEMU", "node-1", 2, 2)
+    assert (told.memory_mb, told.reserved_memory_mb, told.devices) == (8704, 512, [device])
+    assert told.cells == capabilities.cells(CAPABILITIES, about.cpus)
+    assert told.cpu_info == {"arch": "x86_64", "model": "EPYC", "vendor": "AMD", "features": ["avx2", "vme"],
+                             "topology": {"sockets": 1, "cells": 1, "cores": 2, "threads": 2}}
+    assert told == inventory(FACTS, tmp_path, "qemu", about), "told alike, or it would be told again every minute"
+    assert inventory(replace(FACTS, cpus=8), tmp_path, "qemu", About()).vcpus == 8
+
+
+def test_traits_promise_what_emulator_and_driver_both_can(tmp_path: Path) -> None:
+    told = inventory(FACTS, tmp_path, "qemu", About()).traits
+    assert {"HW_CPU_X86_SSE41", "HW_CPU_X86_SSE3", "HW_CPU_HYPERTHREADING", "COMPUTE_STORAGE_BUS_VIRTIO",
+            "COMPUTE_STORAGE_BUS_IDE", "COMPUTE_GRAPHICS_MODEL_VGA", "COMPUTE_NET_VIF_MODEL_E1000"} <= set(told)
+    assert not {"HW_CPU_X86_AVX2", "COMPUTE_STORAGE_BUS_FDC", "COMPUTE_STORAGE_BUS_SCSI"} & set(told)
+    assert told == sorted(told)
+
+
+def test_every_trait_is_one_of_os_traits() -> None:
+    everything = set(os_traits.get_traits())
+    assert everything >= traits.COMMON
+    for feature, ends in traits.OTHERWISE.items():
+        assert traits.of_processor([feature]) == {traits.PREFIX + end for end in ends} <= everything
+    for prefix, names in (("COMPUTE_STORAGE_BUS", DISK_BUSES), ("COMPUTE_GRAPHICS_MODEL", VIDEO_MODELS),
+                          ("COMPUTE_NET_VIF_MODEL", VIF_MODELS)):
+        assert {f"{prefix}_{name.upper()}" for name in names} <= everything
+    facts = replace(FACTS, cpu_features=tuple(traits.OTHERWISE))
+    assert set(inventory(facts, Path("/"), "kvm", About()).traits) <= everything
+
+
+def test_a_feature_without_a_name_in_os_traits_is_no_trait() -> None:
+    assert traits.of_processor(["vme", "x2apic", "3dnow", "avx512-vpopcntdq", "sse4.2"]) == {
+        "HW_CPU_X86_3DNOW", "HW_CPU_X86_AVX512VPOPCNTDQ", "HW_CPU_X86_SSE42"}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images fetched ahead: one after the other, each told of, none fetched twice; and how many are fetched at a time."""
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from common import errors
+from common.models import Access, ImageRef
+from compute_agent.prefetch import Prefetch
+from compute_agent.virt.driver import Cancelled, Run
+from compute_agent.virt.fetches import WAITING, Fetches
+from compute_agent.virt.memory import QUIET, Fail, MemoryDriver
+
+ACCESS = Access("http://images", "token")
+IMAGES = [ImageRef("one"), ImageRef("two")]
+
+
+class Rig:
+    """A host whose downloads wait at a gate, if there is one; ``told`` hears what became of the images."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.driver = MemoryDriver(read_images=True)
+        self.gate, self.begun = gate, threading.Event()
+        self.reads: list[tuple[str, str]] = []
+        self.problems: dict[str, Exception] = {}
+        self.told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.prefetch = Prefetch(self.driver, self.download, lambda *told: self.told.put(told))
+        self.thread = threading.Thread(target=self.prefetch.work, daemon=True)
+        self.thread.start()
+
+    def download(self, access: Access, image: str) -> Iterator[bytes]:
+        self.reads.append((access.token, image))
+        self.begun.set()
+        if image in self.problems:
+            raise self.problems[image]
+        while self.gate and not self.gate.wait(0.01):
+            yield b"part"
+        yield b"whole"
+
+    def close(self) -> None:
+        self.prefetch.close()
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+def test_each_is_fetched_and_told(rig: Rig) -> None:
+    rig.prefetch.add(IMAGES, ACCESS)
+    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
+    assert rig.driver.images == {"one", "two"}
+    assert rig.reads == [("token", "one"), ("token", "two")]
+
+
+@pytest.mark.parametrize("problem", [Fail("The host has no space."), errors.NotFound("No image."), ValueError("bug")])
+def test_why_one_is_not_there_is_told_and_the_others_go_on(rig: Rig, problem: Exception | Fail) -> None:
+    if isinstance(problem, Fail):
+        rig.driver.script["ensure_image"] = [problem]
+        said = problem.text
+    else:
+        rig.problems["one"] = problem
+        said = "The host failed unexpectedly; its log says more." if isinstance(problem, ValueError) else str(problem)
+    rig.prefetch.add(IMAGES, ACCESS)
+    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", said), ("two", "")]
+
+
+def test_asked_for_again_while_it_is_fetched_it_is_fetched_once() -> None:
+    rig = Rig(threading.Event())
+    rig.prefetch.add(IMAGES[:1], ACCESS)
+    assert rig.begun.wait(5)
+    rig.prefetch.add(IMAGES[:1], Access("http://images", "newer"))
+    rig.prefetch.add(IMAGES[1:], Access("http://images", "newer"))
+    assert rig.gate is not None
+    rig.gate.set()
+    assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
+    assert rig.reads == [("token", "one"), ("newer", "two")]
+    rig.close()
+
+
+def test_it_ends_in_the_middle_of_an_image() -> None:
+    rig = Rig(threading.Event())
+    rig.prefetch.add(IMAGES, ACCESS)
+    assert rig.begun.wait(5)
+    rig.close()
+    assert rig.told.empty()
+
+
+def test_one_too_many_waits_says_so_and_can_be_cancelled() -> None:
+    fetches, phases = Fetches(1), []
+    cancelled = threading.Event()
+    run = Run(phases.append, cancelled.is_set)
+    with fetches.one(run):
+        assert phases == []
+        threading.Timer(0.05, cancelled.set).start()
+        with pytest.raises(Cancelled), fetches.one(run):
+            pytest.fail("two at a time")
+        assert phases == [WAITING]
+    with fetches.one(QUIET):
+        pass
+    unlimited = Fetches(0)
+    with unlimited.one(QUIET), unlimited.one(QUIET), unlimited.one(QUIET):
+        pass
