@@ -25,6 +25,7 @@ from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import actions, services
+from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.vault import Vault
 from conductor import reports, runner
@@ -224,6 +225,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         networks=NetworkService(identity, Client(identity.network_url, conf.network.timeout)),
         vif_plugging_timeout=conf.network.vif_plugging_timeout,
         vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
+        patience=Patience(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
         shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval)
 
     def settle_in(tx: Connection) -> None:

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim on SQLite, PostgreSQL and MariaDB: under races no host gives out what it has not, hard groups hold, the
+parts of a host have one holder each, and a host on which builds fail gets one server at a time to try."""
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import ids
+from common.clock import SECOND
+from common.hardware import CellWish, DeviceWish, Hardware
+from common.models import Cell, Device, Fitting, HostInventory
+from common.store import allocations, doctor, guests, hosts, schema, server_groups, upgrades
+from common.store.allocations import Patience, Wish
+from common.store.engine import Connection, Store, now
+from common.wire import from_wire, to_wire
+
+SMALL = {"VCPU": 1, "MEMORY_MB": 64}
+PINNED = Hardware(cells=(CellWish((0, 1), 256),), dedicated=frozenset({0, 1}))
+WITH_DEVICE = Hardware(devices=(DeviceWish("net", 1, (("8086", "10ed"),)),))
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    upgrades.upgrade(store)
+    yield store
+    store.close()
+
+
+def new_host(store: Store, name: str, vcpus: int = 10, pcpus: int = 0, devices: int = 0) -> None:
+    """A host of one cell, whose CPUs 100, 101 … a guest can have for itself."""
+    cell = Cell(0, list(range(vcpus)), list(range(100, 100 + pcpus)), 10240)
+    parts = [Device(f"0000:81:00.{number}", "8086", "10ed") for number in range(devices)]
+    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
+        "memory", 1, name, vcpus, 10240, 1000, pcpus=pcpus, cells=[cell], devices=parts)))
+
+
+def new_group(store: Store, policy: str, members: Sequence[str], most: int | None = None) -> str:
+    rules = {} if most is None else {"max_server_per_host": most}
+
+    def work(tx: Connection) -> str:
+        group = server_groups.create(tx, {"project_id": "project", "user_id": "user", "name": "g", "policy": policy,
+                                          "rules": rules}).id
+        server_groups.join(tx, [{"group_id": group, "server_id": server} for server in members])
+        return str(group)
+    return store.write(work)
+
+
+def wish(names: Sequence[str], server: str | None = None, **more: Any) -> Wish:
+    return Wish(server or ids.new(), "project", "user", more.pop("resources", SMALL), list(names), **more)
+
+
+def claim(store: Store, *wishes: Wish, patience: Patience | None = None) -> list[str | None]:
+    """Claim and keep the guests, as the conductor does; the hosts."""
+    def work(tx: Connection) -> None:
+        allocations.claim(tx, wishes, patience)
+        guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
+                         "fitting": to_wire(one.fitting) if one.fitting else None} for one in wishes if one.host])
+    store.write(work)
+    return [one.host for one in wishes]
+
+
+def let_go(store: Store, server: str, host: str) -> None:
+    store.write(lambda tx: guests.owe(tx, server, 1))
+    store.write(lambda tx: guests.pay(tx, [(server, host, 1)]))
+
+
+def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
+    def work(tx: Connection) -> None:
+        allocations.judge(tx, [(host, False)] * times)
+        tx.execute(sa.update(schema.providers).where(schema.providers.c.host == host).values(
+            failed_at=now() - seconds_ago * SECOND))
+    store.write(work)
+
+
+def placement(store: Store) -> list[doctor.Finding]:
+    """What the oracle says of these claims, which have no servers."""
+    return [finding for finding in store.read(doctor.check)
+            if finding.invariant in ("capacity", "group-policy", "fitting-exact", "consumer")]
+
+
+# --- groups ---
+def test_anti_affinity_allows_so_many_a_host_also_within_one_transaction(store: Store) -> None:
+    for name in ("h1", "h2"):
+        new_host(store, name)
+    servers = [ids.new() for _ in range(6)]
+    group = new_group(store, "anti-affinity", servers, most=2)
+    wishes = [wish(["h1", "h2"] if number % 2 else ["h2", "h1"], server, group=group)
+              for number, server in enumerate(servers)]
+    assert Counter(claim(store, *wishes)) == {"h1": 2, "h2": 2, None: 2}
+    assert wishes[-1].refused == "its server group's policy anti-affinity"
+    let_go(store, wishes[0].consumer, "h2")
+    assert claim(store, wish(["h1"], servers[4], group=group), wish(["h2"], servers[5], group=group)) == [None, "h2"]
+
+
+def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) -> None:
+    for name in ("h1", "h2"):
+        new_host(store, name)
+    first, second = ids.new(), ids.new()
+    group = new_group(store, "affinity", [first, second])
+    assert claim(store, wish(["h1"], first, group=group)) == ["h1"]
+    assert claim(store, wish(["h2"], second, group=group)) == [None]
+    assert claim(store, wish(["h2", "h1"], second, group=group), wish(["h1"])) == ["h1", "h1"]
+    let_go(store, second, "h1")
+    assert claim(store, wish(["h1"], second, group=group)) == ["h1"]
+    let_go(store, first, "h1")
+    let_go(store, second, "h1")
+    assert claim(store, wish(["h2"], first, group=group)) == ["h2"], "nobody is left to follow"
+
+
+def test_soft_policies_and_groups_that_are_gone_forbid_nothing(store: Store) -> None:
+    new_host(store, "h1")
+    servers = [ids.new() for _ in range(2)]
+    soft = new_group(store, "soft-anti-affinity", servers)
+    assert claim(store, *(wish(["h1"], server, group=soft) for server in servers)) == ["h1", "h1"]
+    assert claim(store, wish(["h1"], group=ids.new())) == ["h1"]
+
+
+@pytest.mark.parametrize(("policy", "placed"), [("affinity", 60), ("anti-affinity", 6)])
+def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, placed: int) -> None:
+    names = [f"h{number}" for number in range(6)]
+    for name in names:
+        new_host(store, name, vcpus=100)
+    servers = [ids.new() for _ in range(60)]
+    group = new_group(store, policy, servers)
+    draw, start = random.Random(1), threading.Barrier(12)
+    orders = [draw.sample(names, len(names)) for _ in servers]
+
+    def worker(number: int) -> list[str | None]:
+        start.wait()
+        found = []
+        for server, order in list(zip(servers, orders, strict=True))[number::12]:
+            # What the scheduler would do when it is asked again: another host first.
+            found += [next((name for name in order if claim(store, wish([name], server, group=group)) == [name]), None)]
+        return found
+    with ThreadPoolExecutor(12) as pool:
+        got = Counter(host for hosts_ in pool.map(worker, range(12)) for host in hosts_ if host)
+    assert got.total() == placed
+    assert len(got) == (1 if policy == "affinity" else 6)
+    assert placement(store) == []
+
+
+# --- parts of a host ---
+def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: Store) -> None:
+    new_host(store, "h1", pcpus=4, devices=1)
+    need = {"PCPU": 2, "MEMORY_MB": 256}
+    wishes = [wish(["h1"], hardware=PINNED, resources=need) for _ in range(3)]
+    assert claim(store, *wishes) == ["h1", "h1", None]
+    taken = [set(one.fitting.cells[0].pins.values()) for one in wishes if one.fitting]
+    assert [len(one) for one in taken] == [2, 2]
+    assert taken[0].isdisjoint(taken[1])
+    with_device = wish(["h1"], hardware=WITH_DEVICE)
+    assert claim(store, with_device) == ["h1"]
+    another = wish(["h1"], hardware=WITH_DEVICE)
+    assert (claim(store, another), another.refused) == ([None], "no CPUs, memory pages or devices that fit")
+    store.write(lambda tx: guests.owe(tx, with_device.consumer, 1))
+    assert claim(store, another) == [None], "a debt may still hold it"
+    store.write(lambda tx: guests.pay(tx, [(with_device.consumer, "h1", 1)]))
+    assert claim(store, another) == ["h1"]
+    assert placement(store) == []
+
+
+def test_a_host_without_the_parts_is_refused_and_the_next_one_taken(store: Store) -> None:
+    new_host(store, "h1")
+    new_host(store, "h2", devices=1)
+    assert claim(store, wish(["h1", "h2"], hardware=WITH_DEVICE), wish(["h2"])) == ["h2", "h2"]
+
+
+# --- hosts on which builds fail ---
+def test_a_host_on_which_builds_fail_is_left_out_and_tried_with_one_server(store: Store) -> None:
+    new_host(store, "h1")
+    new_host(store, "h2")
+    failed(store, "h1", 4)
+    first = wish(["h1"])
+    assert (claim(store, first), first.tried) == (["h1"], True), "four are not five"
+    failed(store, "h1", 1)
+    left_out = wish(["h1"])
+    assert (claim(store, left_out), left_out.refused) == ([None], "builds fail there")
+    assert claim(store, wish(["h1", "h2"]), wish(["h2"])) == ["h2", "h2"]
+    assert claim(store, wish(["h1"], forced=True)) == ["h1"]
+    failed(store, "h1", 0, seconds_ago=301)
+    assert claim(store, wish(["h1"]), wish(["h1"])) == ["h1", None], "one at a time"
+    assert claim(store, wish(["h1"])) == [None]
+    assert claim(store, wish(["h1"]), patience=Patience(failures=0)) == ["h1"]
+    assert claim(store, wish(["h1"]), patience=Patience(failures=6)) == ["h1"]
+
+
+def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
+    new_host(store, "h1", vcpus=100)
+    failed(store, "h1", 5, seconds_ago=400)
+    start = threading.Barrier(8)
+
+    def one(number: int) -> list[str | None]:
+        start.wait()
+        return claim(store, wish(["h1"]))
+    with ThreadPoolExecutor(8) as pool:
+        assert Counter(host for found in pool.map(one, range(8)) for host in found) == {"h1": 1, None: 7}
+
+
+def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None:
+    new_host(store, "h1")
+    failed(store, "h1", 7)
+    store.write(lambda tx: allocations.judge(tx, [("h1", True)]))
+    again = wish(["h1"])
+    assert (claim(store, again), again.tried) == (["h1"], False)
+
+
+# --- everything at once ---
+@pytest.mark.parametrize("seed", range(3))
+def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> None:
+    """Eight workers claim and let go at random; what stays is judged by the oracle and by the answers themselves."""
+    names = [f"h{number}" for number in range(4)]
+    for name in names:
+        new_host(store, name, vcpus=6, pcpus=5, devices=2)
+    members = {policy: [ids.new() for _ in range(40)] for policy in ("affinity", "anti-affinity")}
+    groups = {policy: new_group(store, policy, servers, most=2) for policy, servers in members.items()}
+    start = threading.Barrier(8)
+
+    def worker(number: int) -> None:
+        draw, mine = random.Random(f"{seed}/{number}"), []
+        pools = {policy: servers[number::8] for policy, servers in members.items()}
+        start.wait()
+        for _ in range(12):
+            wishes = [_random_wish(draw, names, pools, groups) for _ in range(draw.randint(1, 4))]
+            claim(store, *wishes)
+            mine += [(one.consumer, one.host) for one in wishes if one.host]
+            while mine and draw.random() < 0.4:
+                let_go(store, *mine.pop(draw.randrange(len(mine))))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(worker, range(8)))
+    assert placement(store) == []
+    held = [from_wire(Fitting, row.fitting) for row in store.read(lambda tx: tx.execute(
+        sa.select(schema.guests.c.fitting).where(schema.guests.c.fitting.is_not(None))).all())]
+    assert all(one.cells or one.devices for one in held)
+    for name in names:
+        used = store.read(lambda tx, name=name: hosts.list_all(tx, name))[0]["inventory"]
+        assert all(stock["used"] <= stock["total"] * stock["ratio"] for stock in used.values())
+
+
+def _random_wish(draw: random.Random, names: list[str], pools: dict[str, list[str]], groups: dict[str, str]) -> Wish:
+    order = draw.sample(names, draw.randint(1, 3))
+    match draw.choice(("plain", "pinned", "device", "affinity", "anti-affinity")):
+        case "pinned":
+            return wish(order, hardware=PINNED, resources={"PCPU": 2, "MEMORY_MB": 256})
+        case "device":
+            return wish(order, hardware=WITH_DEVICE)
+        case ("affinity" | "anti-affinity") as policy if pools[policy]:
+            return wish(order, pools[policy].pop(), group=groups[policy])
+    return wish(order)
