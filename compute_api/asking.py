@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions that a server's host answers at once: nothing is begun, nothing is written down.
 
-Called for rows of ``states.ACTIONS`` with ``query``. A bounded share of the threads may wait for hosts, so that
-silent ones cannot stop the API; a host that is known to be down is not asked at all.
+Called for rows of ``states.ACTIONS`` with ``query``, and for what hosts know of themselves. A bounded share of the
+threads may wait for hosts, so that silent ones cannot stop the API; one that is known to be down is not asked at all.
 """
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from common import errors
 from common.store import services
 from compute_api.request import Request
+
+PATIENCE = 2.0           #: seconds for the answer of one host of many
+IN_ALL = 8.0             #: seconds for the answers of all of them
 
 
 def ask(request: Request, server: Any, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -23,12 +29,41 @@ def ask(request: Request, server: Any, verb: str, arguments: dict[str, Any]) -> 
         raise errors.Conflict(f"Instance {server.id} is not ready")
     if not request.read(services.is_up, server.host):
         raise errors.HostDown(f"Instance {server.id} is on a host that is down; try again when it is up.")
+    with _slot(request):
+        try:
+            return request.services.agents.query(server.host, verb, arguments)
+        except errors.NoAnswer as problem:
+            raise errors.HostDown(f"The host of instance {server.id} does not answer; try again.") from problem
+
+
+def ask_hosts(request: Request, hosts: Sequence[str], verb: str) -> dict[str, dict[str, Any] | errors.Problem]:
+    """Ask these hosts, which are up, about themselves, one after the other; what each answered, or why it did not. Who
+    has not been asked when the time is over is left out.
+
+    Raises:
+        Unavailable: too many requests wait for hosts.
+    """
+    answers: dict[str, dict[str, Any] | errors.Problem] = {}
+    until = time.monotonic() + IN_ALL
+    with _slot(request) if hosts else nullcontext():
+        for host in hosts:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                answers[host] = request.services.agents.query(host, verb, {}, timeout=min(PATIENCE, left))
+            except errors.Problem as problem:
+                answers[host] = problem
+    return answers
+
+
+@contextmanager
+def _slot(request: Request) -> Iterator[None]:
+    """One of the few threads that may wait for hosts."""
     slots = request.services.query_slots
     if not slots.acquire(blocking=False):
         raise errors.Unavailable("Too many requests are waiting for hosts to answer; try again.")
     try:
-        return request.services.agents.query(server.host, verb, arguments)
-    except errors.NoAnswer as problem:
-        raise errors.HostDown(f"The host of instance {server.id} does not answer; try again.") from problem
+        yield
     finally:
         slots.release()

@@ -2,7 +2,8 @@
 """Hosts: the machines with an agent; their session, and what they have (a resource provider each).
 
 ``hello`` is called by the conductor when an agent starts or comes back after silence, ``describe`` when what its host
-has changed meanwhile; ``list_all`` is what the API's hypervisors are made of.
+has changed meanwhile; ``list_all`` is what the API's hypervisors are made of. ``remove`` takes away all that is known
+of a host that has nothing on it.
 """
 from __future__ import annotations
 
@@ -12,12 +13,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import ids
+from common import errors, ids
 from common.models import HostInventory
-from common.store import allocations, inventories, services
+from common.store import aggregates, allocations, inventories, services
 from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import allocations as allocations_table
-from common.store.schema import heartbeats, hosts, provider_traits, providers, servers
+from common.store.schema import (
+    guests,
+    heartbeats,
+    host_images,
+    hosts,
+    provider_aggregates,
+    provider_traits,
+    providers,
+    servers,
+)
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
 from common.wire import to_wire
@@ -81,10 +91,59 @@ def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
         sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
 
 
-def list_all(tx: Connection, name: str | None = None) -> list[dict[str, Any]]:
+def remove(tx: Connection, name: str, service: str) -> None:
+    """Forget a host, its provider and its memberships, when nothing is on it; ``service`` is named in refusals.
+
+    Raises:
+        Conflict: servers, guests still to be removed, or allocations are there, or providers made by hand below it.
+    """
+    tx.execute(sa.delete(hosts).where(hosts.c.name == name))
+    tx.execute(sa.delete(host_images).where(host_images.c.host == name))
+    aggregates.leave(tx, name)
+    provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between
+    _check_empty(tx, name, provider, service)
+    if provider is not None:
+        for table in (inventories_table, provider_traits, provider_aggregates):
+            tx.execute(sa.delete(table).where(table.c.provider_id == provider))
+        tx.execute(sa.delete(providers).where(providers.c.id == provider))
+
+
+def _check_empty(tx: Connection, name: str, provider: int | None, service: str) -> None:
+    def count(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
+        return tx.scalar(sa.select(sa.func.count()).select_from(table).where(*conditions)) or 0
+
+    there = f"Unable to delete compute service with id {service} for host {name}. "
+    if count(servers, servers.c.host == name, servers.c.deleted == 0):
+        raise errors.Conflict("Unable to delete compute service that is hosting instances. Migrate or delete the "
+                              "instances first.")
+    left = count(guests, guests.c.host == name)
+    if left:
+        raise errors.Conflict(f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
+                              "up again.")
+    if provider is None:
+        return
+    held = tx.scalar(sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(
+        allocations_table.c.provider_id == provider))
+    if held:
+        raise errors.Conflict(f"{there}There are {held} in-progress migrations involving the host. Migrations must be "
+                              "completed or confirmed before the service can be deleted.")
+    uuid = sa.select(providers.c.uuid).where(providers.c.id == provider).scalar_subquery()
+    if count(providers, providers.c.parent_uuid == uuid):
+        raise errors.Conflict(f"{there}Resource providers were made by hand below it; delete them first.")
+
+
+# --- what the API shows ---
+def list_all(tx: Connection, name: str | None = None, *, service_id: int | None = None, service_uuid: str | None = None,
+             pattern: str | None = None, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
     """Hosts with their service (service_id, service_uuid, disabled, disabled_reason, forced_down, up), their
     inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (builds that failed there in a
-    row) with ``failed_at``; three statements whatever their number."""
+    row) with ``failed_at``; three statements a thousand hosts.
+
+    Args:
+        name, service_id, service_uuid: the one host that these name.
+        pattern: part of the hypervisor's hostname.
+        after, limit: a page: those behind the one whose service has this number, at most so many.
+    """
     both = sa.and_(services_table.c.host == hosts.c.name, services_table.c.binary == services.COMPUTE)
     beats = sa.and_(heartbeats.c.host == hosts.c.name, heartbeats.c.binary == services.COMPUTE)
     query = sa.select(
@@ -93,16 +152,30 @@ def list_all(tx: Connection, name: str | None = None) -> list[dict[str, Any]]:
         heartbeats.c.seen_at, providers.c.id.label("provider_id"), providers.c.uuid.label("provider_uuid"),
         providers.c.failures, providers.c.failed_at,
     ).select_from(hosts.join(services_table, both).outerjoin(heartbeats, beats)
-                  .join(providers, providers.c.host == hosts.c.name)).order_by(services_table.c.id)
-    if name is not None:
-        query = query.where(hosts.c.name == name)
+                  .join(providers, providers.c.host == hosts.c.name)).order_by(services_table.c.id).limit(limit)
+    for column, value in ((hosts.c.name, name), (services_table.c.id, service_id),
+                          (services_table.c.uuid, service_uuid)):
+        if value is not None:
+            query = query.where(column == value)
+    if pattern is not None:
+        query = query.where(hosts.c.hypervisor_hostname.contains(pattern, autoescape=True))
+    if after is not None:
+        query = query.where(services_table.c.id > after)
     found = [dict(row._mapping) for row in tx.execute(query)]
+    for start in range(0, len(found), _AT_ONCE):
+        _add_stock(tx, found[start:start + _AT_ONCE])
+    return found
+
+
+_AT_ONCE = 1000          # keys in one statement
+
+
+def _add_stock(tx: Connection, found: list[dict[str, Any]]) -> None:
     stock = _stock(tx, [host["provider_id"] for host in found])
     counts = _counts(tx, [host["name"] for host in found])
     for host in found:
         host["inventory"] = stock.get(host["provider_id"], {})
         host["running_vms"] = counts.get(host["name"], 0)
-    return found
 
 
 def _stock(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, dict[str, float]]]:

@@ -3,6 +3,7 @@
 
 Whether a service is up is *judged* by the conductors (``judge``) and written down; everybody else reads the
 flag. Silence counts only while the one who judges hears itself through the broker and most hosts are heard.
+Schedulers see what changed by their providers' ``changed_at``: whoever changes a flag here moves it.
 """
 from __future__ import annotations
 
@@ -32,9 +33,23 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """These services gave a sign of life: one statement for all."""
-    tx.execute(sa.update(heartbeats).where(heartbeats.c.binary == binary, heartbeats.c.host.in_(sorted(hosts))).values(
-        seen_at=now(), up=True))
+    """These services gave a sign of life: one statement for all, unless one was down and schedulers must hear of it."""
+    names = sorted(set(hosts))
+    heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
+    up = sa.update(heartbeats).where(heard, heartbeats.c.up.is_(True)).values(seen_at=now())
+    if tx.execute(up).rowcount == len(names):
+        return
+    back = tx.scalars(sa.select(heartbeats.c.host).where(heard, heartbeats.c.up.is_(False))).all()
+    tx.execute(sa.update(heartbeats).where(heard, heartbeats.c.up.is_(False)).values(seen_at=now(), up=True))
+    if binary == COMPUTE and back:
+        _flipped(tx, back)
+
+
+def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
+    """Whether commands reach these hosts is not as it was."""
+    found = tx.scalars(for_update(sa.select(providers.c.id).where(providers.c.host.in_(sorted(hosts)))
+                                  .order_by(providers.c.id))).all()
+    tx.execute(sa.update(providers).where(providers.c.id.in_(found)).values(changed_at=now()))
 
 
 def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
@@ -56,6 +71,7 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     if computes and not doubtful:
         tx.execute(sa.update(heartbeats).where(heartbeats.c.binary == COMPUTE, heartbeats.c.host.in_(computes),
                                                heartbeats.c.seen_at < limit).values(up=False))
+        _flipped(tx, computes)
     if others:
         tx.execute(sa.update(heartbeats).where(heartbeats.c.binary != COMPUTE, heartbeats.c.host.in_(others),
                                                heartbeats.c.seen_at < limit).values(up=False))
@@ -77,9 +93,15 @@ def list_all(tx: Connection, host: str | None = None, binary: str | None = None)
     return list(tx.execute(query))
 
 
-def show(tx: Connection, uuid: str) -> Row[Any] | None:
-    """One service by its uuid."""
-    return tx.execute(_joined().where(services.c.uuid == uuid)).first()
+def show(tx: Connection, uuid: str | None = None, number: int | None = None) -> Row[Any] | None:
+    """One service by its uuid, or its number."""
+    return tx.execute(_joined().where(services.c.uuid == uuid if number is None else services.c.id == number)).first()
+
+
+def remove(tx: Connection, row: Row[Any]) -> None:
+    """Forget a service; one that still runs is enrolled again when it starts, a host's when it says hello."""
+    tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
+    tx.execute(sa.delete(services).where(services.c.id == row.id))
 
 
 def is_up(tx: Connection, host: str) -> bool:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypervisors: the hosts, what they have and what runs there.
 
-Known by the number of their service, since 2.53 by its uuid.
+Known by the number of their service, since 2.53 by its uuid. Their uptime is asked of the hosts themselves; one that is
+down or silent has none.
 """
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 from common import errors, ids
 from common.store import hosts, servers
+from compute_api.asking import ask_hosts
 from compute_api.request import Request
 from compute_api.validation import truth
 from compute_api.views import hypervisors as view
@@ -39,32 +41,41 @@ def detail_by_uuid(request: Request) -> dict[str, Any]:
 def _list(request: Request, path: str, fields: Any, key: str) -> dict[str, Any]:
     known = request.route.query.at(request.version).document["properties"] if request.route.query else {}
     pattern = request.first("hypervisor_hostname_pattern") if "hypervisor_hostname_pattern" in known else None
-    if pattern is not None and {"limit", "marker"} & set(request.query):
-        raise errors.BadRequest("Paging over hypervisors with the hypervisor_hostname_pattern query parameter is not "
-                                "supported.")
-    rows = _matching(request.read(hosts.list_all), pattern)
-    if pattern is not None and not rows:
-        raise errors.NotFound(f"No hypervisor matching '{pattern}' could be found.")
-    if "limit" in known and pattern is None:
-        rows = _after(rows, request.first("marker"), key)[:request.limit]
+    paged = "limit" in known and pattern is None
+    if pattern is not None:
+        if {"limit", "marker"} & set(request.query):
+            raise errors.BadRequest("Paging over hypervisors with the hypervisor_hostname_pattern query parameter is "
+                                    "not supported.")
+        rows = _found(request, pattern)
+    elif paged:
+        rows = request.read(hosts.list_all, after=_marked(request, key), limit=request.limit)
+    else:
+        rows = request.read(hosts.list_all)
+    _ask_uptimes(request, rows, fields)
     items = view.many(rows, request.version, _servers(request, rows), fields)
-    if "limit" not in known:
+    if not paged:
         return {"hypervisors": items}
     return request.page("hypervisors", path, items, str(rows[-1][key]) if rows else None)
 
 
-def _matching(rows: list[Row], pattern: str | None) -> list[Row]:
-    return [row for row in rows if pattern is None or pattern in row["hypervisor_hostname"]]
-
-
-def _after(rows: list[Row], marker: str | None, key: str) -> list[Row]:
-    """The rows behind the one that the marker names; their order is that of their numbers."""
+def _marked(request: Request, key: str) -> int | None:
+    """The number of the service behind which the page begins."""
+    marker = request.first("marker")
     if marker is None:
-        return rows
-    for index, row in enumerate(rows):
-        if str(row[key]) == marker:
-            return rows[index + 1:]
-    raise errors.BadRequest(f"marker [{marker}] not found")
+        return None
+    row = _row(request, marker, key)
+    if row is None:
+        raise errors.BadRequest(f"marker [{marker[:80]}] not found")
+    return int(row["service_id"])
+
+
+def _row(request: Request, hypervisor_id: str, key: str) -> Row | None:
+    value: Any = hypervisor_id
+    if key == "service_id":
+        if not hypervisor_id.isdecimal() or len(hypervisor_id) > 18:
+            return None
+        value = int(hypervisor_id)
+    return next(iter(request.read(hosts.list_all, **{key: value})), None)
 
 
 def _servers(request: Request, rows: list[Row], always: bool = False) -> dict[str, list[dict[str, str]]] | None:
@@ -92,29 +103,51 @@ def _uuid(text: str) -> str:
 
 
 def _one(request: Request, hypervisor_id: str, key: str) -> Row:
-    for row in request.read(hosts.list_all):
-        if str(row[key]) == hypervisor_id:
-            return row
-    raise errors.NotFound(f"Hypervisor with ID '{hypervisor_id}' could not be found.")
+    row = _row(request, hypervisor_id, key)
+    if row is None:
+        raise errors.NotFound(f"Hypervisor with ID '{hypervisor_id[:80]}' could not be found.")
+    return row
 
 
 def _show(request: Request, hypervisor_id: str, key: str) -> dict[str, Any]:
     row = _one(request, hypervisor_id, key)
+    _ask_uptimes(request, [row], view.FIELDS)
     return {"hypervisor": view.one(row, request.version, _servers(request, [row]))}
 
 
 def uptime(request: Request, hypervisor_id: str) -> dict[str, Any]:
-    """GET /os-hypervisors/{number}/uptime: hosts do not tell it."""
-    return _uptime(_one(request, hypervisor_id, "service_id"))
+    """GET /os-hypervisors/{number}/uptime"""
+    return _uptime(request, _one(request, hypervisor_id, "service_id"))
 
 
 def uptime_by_uuid(request: Request, hypervisor_id: str) -> dict[str, Any]:
     """GET /os-hypervisors/{uuid}/uptime"""
-    return _uptime(_one(request, _uuid(hypervisor_id), "service_uuid"))
+    return _uptime(request, _one(request, _uuid(hypervisor_id), "service_uuid"))
 
 
-def _uptime(row: Row) -> dict[str, Any]:
-    raise errors.NotImplementedHere(f"The driver of host {row['name']} does not tell its uptime.")
+def _uptime(request: Request, row: Row) -> dict[str, Any]:
+    silent = errors.BadRequest(f"Compute service of {row['name']} is unavailable at this time.")
+    if view.state(row) != "up":
+        raise silent
+    answer = ask_hosts(request, [row["name"]], "uptime")[row["name"]]
+    if isinstance(answer, errors.NoAnswer):
+        raise silent from answer
+    if isinstance(answer, errors.Problem):
+        raise answer
+    return {"hypervisor": view.one({**row, "uptime": answer["uptime"]}, request.version, None, view.UPTIME)}
+
+
+def _ask_uptimes(request: Request, rows: list[Row], fields: Any) -> None:
+    """Since 2.88 a hypervisor's details tell it, if the host does, and is asked: not when too many requests wait."""
+    if fields is not view.FIELDS or request.version not in view.WITH_UPTIME:
+        return
+    try:
+        answers = ask_hosts(request, [row["name"] for row in rows if view.state(row) == "up"], "uptime")
+    except errors.Unavailable:
+        answers = {}
+    for row in rows:
+        answer = answers.get(row["name"])
+        row["uptime"] = answer["uptime"] if isinstance(answer, dict) else None
 
 
 def search(request: Request, hypervisor_id: str) -> dict[str, Any]:
@@ -129,9 +162,9 @@ def servers_of(request: Request, hypervisor_id: str) -> dict[str, Any]:
 
 
 def _found(request: Request, pattern: str) -> list[Row]:
-    rows = _matching(request.read(hosts.list_all), pattern)
+    rows = request.read(hosts.list_all, pattern=pattern)
     if not rows:
-        raise errors.NotFound(f"No hypervisor matching '{pattern}' could be found.")
+        raise errors.NotFound(f"No hypervisor matching '{pattern[:80]}' could be found.")
     return rows
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services: who is there, and taking a host out of use or declaring it down."""
+"""Services: who is there, taking a host out of use, declaring it down, and removing what is no more."""
 from __future__ import annotations
 
 from typing import Any
 
 from common import errors, ids
-from common.store import aggregates, services
+from common.store import aggregates, hosts, services
 from compute_api.fields import Field, cut, render
 from compute_api.microversions import Range
 from compute_api.request import Request
@@ -131,3 +131,29 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
     if "forced_down" in given:
         changes["forced_down"] = truth(given["forced_down"])
     return changes
+
+
+def delete_by_number(request: Request, service_id: str) -> None:
+    """DELETE /os-services/{number} (before 2.53)"""
+    if not service_id.isdecimal() or len(service_id) > 18:
+        raise errors.BadRequest(f"Invalid service id {service_id[:40]}: give its number.")
+    _delete(request, service_id, number=int(service_id))
+
+
+def delete(request: Request, service_id: str) -> None:
+    """DELETE /os-services/{uuid}"""
+    if not ids.is_uuid(service_id):
+        raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
+    _delete(request, service_id, uuid=service_id)
+
+
+def _delete(request: Request, shown: str, **key: Any) -> None:
+    """A compute service goes with all that is known of its host; one that still runs comes back as a new one."""
+    def work(tx: Any) -> None:
+        row = services.show(tx, **key)
+        if row is None:
+            raise errors.NotFound(f"Service {shown} could not be found.")
+        services.remove(tx, row)
+        if row.binary == services.COMPUTE:
+            hosts.remove(tx, row.host, shown)
+    request.write(work)

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from compute_api.fields import OMITTED, Field, cut, render
+from compute_api.microversions import Range
 
 
 def state(row: Any) -> str:
@@ -62,7 +63,9 @@ NAMES: tuple[Field, ...] = (
     Field("servers", _servers, until="2.74", maybe=True),
     Field("servers", _servers_always, since="2.75", maybe=True),
 )
-UPTIME: tuple[Field, ...] = (*NAMES, Field("uptime", lambda row, view: None))
+UPTIME: tuple[Field, ...] = (*NAMES, Field("uptime", lambda row, view: row["uptime"]))
+#: The versions at which it is one of the details.
+WITH_UPTIME = Range("2.88")
 FIELDS: tuple[Field, ...] = (
     *NAMES,
     Field("service", lambda row, view: _service(row, row["service_id"]), until="2.52"),
@@ -83,7 +86,7 @@ FIELDS: tuple[Field, ...] = (
     Field("disk_available_least", _free("DISK_GB"), until="2.87"),
     Field("running_vms", lambda row, view: row["running_vms"], until="2.87"),
     Field("current_workload", lambda row, view: 0, until="2.87"),
-    Field("uptime", lambda row, view: None, since="2.88"),
+    Field("uptime", lambda row, view: row["uptime"], since=WITH_UPTIME.since),
 )
 _SUMMED = ("vcpus", "vcpus_used", "memory_mb", "memory_mb_used", "free_ram_mb", "local_gb", "local_gb_used",
            "free_disk_gb", "disk_available_least", "running_vms", "current_workload")

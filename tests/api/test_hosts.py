@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services, hypervisors, zones, aggregates and extensions: the cloud as its admins see it."""
+"""Services, hypervisors, zones and extensions: the cloud as its admins see it."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids
-from common.store import schema, services
+from common.store import guests, hosts, schema, services
 from tests.api.conftest import Cloud
 
 SERVICE = {"id", "binary", "host", "zone", "status", "state", "updated_at", "disabled_reason"}
@@ -90,6 +90,99 @@ def test_services_are_changed_by_uuid_since_2_53(cloud: Cloud) -> None:
     assert cloud.call("PUT", f"/os-services/{uuid}", {"status": "enabled"}, mv="2.53").status_code == 403
 
 
+def remove(cloud: Cloud, service: Any, mv: str, status: int = 204, token: str = "admin") -> str:
+    answer = cloud.call("DELETE", f"/os-services/{service}", mv=mv, token=token)
+    assert answer.status_code == status, answer.text
+    return str(answer.json["conflictingRequest"]["message"]) if status == 409 else ""
+
+
+@pytest.mark.parametrize("mv", ["2.1", "2.52", "2.53", "2.104"])
+def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: str, mv: str) -> None:
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.host_images).values(host="host1", image_id=ids.new(), image={}, asked_at=0))
+    compute, conductor = (service["id"] for service in get(cloud, "/os-services", mv)["services"])
+    remove(cloud, compute, mv, 403, "user")
+    remove(cloud, compute, mv)
+    assert [service["binary"] for service in get(cloud, "/os-services", mv)["services"]] == ["nova-conductor"]
+    assert get(cloud, "/os-hypervisors", mv)["hypervisors"] == []
+    assert get(cloud, "/os-aggregates/7", mv)["aggregate"]["hosts"] == []
+    for table in (schema.hosts, schema.providers, schema.inventories, schema.provider_traits, schema.host_images):
+        assert cloud.rows(table) == [], table.name
+    remove(cloud, compute, mv, 404)
+    remove(cloud, conductor, mv)
+    assert (cloud.rows(schema.services), cloud.rows(schema.heartbeats)) == ([], [])
+
+
+def test_a_host_that_was_deleted_and_still_runs_comes_back_as_a_new_one(cloud: Cloud) -> None:
+    before = get(cloud, "/os-services", "2.53")["services"][0]
+    put(cloud, before["id"], {"status": "disabled"}, "2.53")
+    remove(cloud, before["id"], "2.53")
+    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}      # so it is told to say hello
+    cloud.add_host("host1")
+    after = get(cloud, "/os-services", "2.53")["services"][0]
+    assert (after["host"], after["status"], after["id"] != before["id"]) == ("host1", "enabled", True)
+
+
+def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
+    service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
+    [provider] = cloud.rows(schema.providers)
+    server = cloud.create()
+    cloud.rest(server)
+    assert "hosting instances" in remove(cloud, service, "2.53", 409)
+    cloud.change(schema.servers, schema.servers.c.id == server, host=None)
+    cloud.store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}]))
+    cloud.store.write(lambda tx: guests.owe(tx, server, 2))
+    assert "1 guests on it that it has not removed yet" in remove(cloud, service, "2.53", 409)
+    with cloud.store.begin() as tx:
+        tx.execute(sa.delete(schema.guests))
+        tx.execute(sa.insert(schema.allocations), {"provider_id": provider.id, "consumer_id": ids.new(),
+                                                   "resource_class": "VCPU", "used": 1})
+    assert "1 in-progress migrations" in remove(cloud, service, "2.53", 409)
+    with cloud.store.begin() as tx:
+        tx.execute(sa.delete(schema.allocations))
+        tx.execute(sa.insert(schema.providers), {"uuid": ids.new(), "name": "card", "parent_uuid": provider.uuid,
+                                                 "root_uuid": provider.uuid, "created_at": 0, "changed_at": 0})
+    assert "made by hand below it" in remove(cloud, service, "2.53", 409)
+    assert (len(cloud.rows(schema.hosts)), len(cloud.rows(schema.heartbeats))) == (1, 1)
+    with cloud.store.begin() as tx:
+        tx.execute(sa.delete(schema.providers).where(schema.providers.c.name == "card"))
+    remove(cloud, service, "2.53")
+
+
+@pytest.mark.parametrize(("mv", "service", "status"), [
+    ("2.1", "x", 400), ("2.1", "1" * 30, 400), ("2.1", "99", 404), ("2.52", "9" * 18, 404), ("2.53", "1", 400),
+    ("2.53", "12345678-1234-1234-1234-123456789012", 404)])
+def test_what_is_no_service_is_not_deleted(cloud: Cloud, mv: str, service: str, status: int) -> None:
+    remove(cloud, service, mv, status)
+
+
+def test_a_host_that_goes_and_comes_back_is_told_to_schedulers(cloud: Cloud) -> None:
+    """They read again what changed since they last looked."""
+    def changed_at() -> int:
+        return next(int(row.changed_at) for row in cloud.rows(schema.providers) if row.host == "host1")
+
+    def silent() -> None:
+        cloud.add_host("host2")
+        cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", seen_at=0)
+        assert cloud.store.write(lambda tx: services.judge(tx, 30)) == (["host1"], False)
+
+    def heard() -> None:
+        cloud.store.write(lambda tx: services.beat(tx, ["host1"], services.COMPUTE))
+    before = changed_at()
+    heard()
+    assert changed_at() == before           # as ever
+    uuid = get(cloud, "/os-services", "2.53")["services"][0]["id"]
+    for change in (silent, heard, lambda: put(cloud, uuid, {"forced_down": True}, "2.53"),
+                   lambda: put(cloud, uuid, {"forced_down": False}, "2.53"),
+                   lambda: put(cloud, uuid, {"status": "disabled"}, "2.53"),
+                   lambda: put(cloud, uuid, {"status": "enabled"}, "2.53")):
+        change()
+        assert changed_at() > before
+        before = changed_at()
+    heard()
+    assert changed_at() == before
+
+
 # --- hypervisors ---
 NAMES = {"id", "hypervisor_hostname", "state", "status"}
 FACTS = NAMES | {"service", "hypervisor_type", "hypervisor_version", "host_ip"}
@@ -155,7 +248,59 @@ def test_hypervisors_with_their_servers(cloud: Cloud) -> None:
                      ("/os-hypervisors/host/search", "2.53"),
                      ("/os-hypervisors?hypervisor_hostname_pattern=zzz", "2.53")):
         get(cloud, path, mv, 404)
+
+
+UPTIME = " 10:01:02 up 3 days,  4:05,  2 users,  load average: 0.10, 0.20, 0.30"
+
+
+def test_the_uptime_of_a_host_is_what_it_says(cloud: Cloud) -> None:
+    uuid = get(cloud, "/os-hypervisors", "2.53")["hypervisors"][0]["id"]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 501)
+    assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
+    cloud.agents.uptime = UPTIME
+    assert get(cloud, "/os-hypervisors/1/uptime", "2.52")["hypervisor"] == {
+        "id": 1, "hypervisor_hostname": "host1.cloud", "state": "up", "status": "enabled", "uptime": UPTIME}
+    assert get(cloud, f"/os-hypervisors/{uuid}/uptime", "2.87")["hypervisor"]["uptime"] == UPTIME
+    assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] == UPTIME
+    get(cloud, "/os-hypervisors/9/uptime", "2.1", 404)
+    get(cloud, "/os-hypervisors/x/uptime", "2.1", 404)
+    get(cloud, "/os-hypervisors/1/uptime", "2.53", 400)
+    get(cloud, f"/os-hypervisors/{uuid}/uptime", "2.88", 404)
+    cloud.agents.output = None
+    text = get(cloud, "/os-hypervisors/1/uptime", "2.1", 400)["badRequest"]["message"]
+    assert text == "Compute service of host1 is unavailable at this time."
+    assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
+
+
+def test_a_host_that_is_down_is_not_asked(cloud: Cloud) -> None:
+    cloud.agents.uptime = UPTIME
+    cloud.add_host("host2")
+    cloud.change(schema.heartbeats, schema.heartbeats.c.host == "host1", up=False)
+    found = get(cloud, "/os-hypervisors/detail", "2.104")["hypervisors"]
+    assert [(item["state"], item["uptime"]) for item in found] == [("down", None), ("up", UPTIME)]
+    get(cloud, "/os-hypervisors/1/uptime", "2.1", 400)
+    assert [host for host, _, _ in cloud.agents.asked] == ["host2"]
+    get(cloud, "/os-hypervisors", "2.104")
+    get(cloud, "/os-hypervisors/detail", "2.87")
+    assert len(cloud.agents.asked) == 1          # nobody is asked for what is not shown
+
+
+def test_a_silent_host_in_a_list_has_no_uptime_and_the_others_have(cloud: Cloud) -> None:
+    for number in range(2, 13):
+        cloud.add_host(f"host{number}")
+    cloud.agents.uptime, cloud.agents.silent = UPTIME, {"host3"}
+    found = get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"]
+    assert {item["hypervisor_hostname"]: item["uptime"] for item in found} == {
+        f"host{number}.cloud": None if number == 3 else UPTIME for number in range(1, 13)}
+
+
+def test_a_question_that_finds_too_many_waiting_is_not_asked(cloud: Cloud) -> None:
+    cloud.agents.uptime = UPTIME
+    slots = cloud.services.query_slots
+    while slots.acquire(blocking=False):
+        pass
+    get(cloud, "/os-hypervisors/1/uptime", "2.1", 503)
+    assert get(cloud, "/os-hypervisors/detail", "2.88")["hypervisors"][0]["uptime"] is None
 
 
 def test_hypervisors_in_pages(cloud: Cloud) -> None:
@@ -173,7 +318,7 @@ def test_hypervisors_in_pages(cloud: Cloud) -> None:
         get(cloud, "/os-hypervisors" + path, "2.53", 400)
 
 
-# --- zones, aggregates, extensions ---
+# --- zones, extensions ---
 def test_availability_zones(cloud: Cloud, zone: str) -> None:
     cloud.add_host("host2")
     assert get(cloud, "/os-availability-zone", token="user") == {"availabilityZoneInfo": [
@@ -188,19 +333,6 @@ def test_availability_zones(cloud: Cloud, zone: str) -> None:
     assert (compute["active"], compute["available"]) == (True, False)
     assert list(found["internal"]["hosts"]["ctl"]) == ["nova-conductor"]
     get(cloud, "/os-availability-zone/detail", status=403, token="user")
-
-
-@pytest.mark.parametrize("mv", ["2.1", "2.40", "2.41", "2.104"])
-def test_aggregates(cloud: Cloud, zone: str, mv: str) -> None:
-    [aggregate] = get(cloud, "/os-aggregates", mv)["aggregates"]
-    assert aggregate.get("uuid") == (zone if int(mv[2:]) >= 41 else None)
-    assert (aggregate["id"], aggregate["name"], aggregate["availability_zone"], aggregate["hosts"]) == (
-        7, "rack", "az1", ["host1"])
-    assert aggregate["metadata"] == {"availability_zone": "az1", "ssd": "true"}
-    assert get(cloud, "/os-aggregates/7", mv)["aggregate"] == aggregate
-    get(cloud, "/os-aggregates/8", mv, 404)
-    get(cloud, "/os-aggregates/x", mv, 400)
-    get(cloud, "/os-aggregates", mv, 403, "user")
 
 
 def test_bare_metal_nodes_were_never_changed_here(cloud: Cloud) -> None:

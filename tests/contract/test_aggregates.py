@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregates and hosts that go, on SQLite, PostgreSQL and MariaDB: what must hold when two change at the same time."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids
+from common.models import HostInventory
+from common.store import aggregates, allocations, guests, hosts, schema, services, upgrades
+from common.store.engine import Store
+
+ROUNDS = 8
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    upgrades.upgrade(store)
+    yield store
+    store.close()
+
+
+def new_host(store: Store, name: str) -> None:
+    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, 10, 10240, 1000)))
+
+
+def make(store: Store, name: str, zone: str | None, *members: str) -> int:
+    number = int(store.write(lambda tx: aggregates.create(tx, name, zone)).id)
+    for host in members:
+        store.write(lambda tx, host=host: aggregates.add_host(tx, number, host, "nova"))
+    return number
+
+
+def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
+    """Do these at the same moment; what each was refused with."""
+    start = Barrier(len(works))
+
+    def one(work: Callable[[], Any]) -> errors.Problem | None:
+        start.wait()
+        try:
+            work()
+        except errors.Problem as problem:
+            return problem
+        return None
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(one, works))
+
+
+def place(store: Store, host: str) -> Callable[[], None]:
+    """A claim of one server on this host, and its guest."""
+    server = ids.new()
+
+    def work(tx: Any) -> None:
+        wish = allocations.Wish(server, "p", "u", {"VCPU": 1}, [host])
+        allocations.claim(tx, [wish])
+        if wish.host is None:
+            raise errors.Conflict("No valid host was found.")
+        guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
+    return lambda: store.write(work)
+
+
+def joins(store: Store, number: int, host: str) -> Callable[[], None]:
+    return lambda: store.write(lambda tx: aggregates.add_host(tx, number, host, "nova"))
+
+
+def test_two_zones_that_want_the_same_host_at_the_same_moment_do_not_both_get_it(store: Store) -> None:
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        zones = [make(store, f"{zone}-{number}", zone) for zone in ("az1", "az2")]
+        refused = at_once(*(joins(store, zone, host) for zone in zones))
+        assert [type(problem) for problem in refused if problem] == [errors.Conflict]
+
+
+def test_a_zone_that_is_renamed_while_its_host_joins_another(store: Store) -> None:
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        plain, zone = make(store, f"plain-{number}", None, host), make(store, f"zone-{number}", "az1")
+        refused = at_once(joins(store, zone, host), lambda plain=plain: store.write(lambda tx: aggregates.update(
+            tx, plain, "nova", meta={"availability_zone": "az2"})))
+        assert len([problem for problem in refused if problem]) == 1, refused
+
+
+def test_a_server_that_is_placed_while_its_host_moves_to_another_zone(store: Store) -> None:
+    """Either the claim comes first and the host stays, or the host moves and the claim finds it where it is then."""
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        zone = make(store, f"zone-{number}", "az1")
+        claimed, moved = at_once(place(store, host), joins(store, zone, host))
+        assert claimed is None
+        members = store.read(lambda tx, zone=zone: aggregates.show(tx, zone)[1])
+        assert members == ([] if moved else [host])
+
+
+def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> None:
+    kept = 0
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        make(store, f"rack-{number}", "az1", host)
+        [service] = store.read(lambda tx, host=host: services.list_all(tx, host))
+
+        def remove(tx: Any, service: Any = service) -> None:
+            services.remove(tx, service)
+            hosts.remove(tx, service.host, service.uuid)
+        claimed, removed = at_once(place(store, host), lambda remove=remove: store.write(remove))
+        assert (claimed is None) != (removed is None)
+        kept += removed is not None
+    with store.begin() as tx:
+        rows = {table.name: tx.scalar(sa.select(sa.func.count()).select_from(table)) for table in (
+            schema.hosts, schema.providers, schema.services, schema.heartbeats, schema.aggregate_hosts,
+            schema.allocations)}
+        stock = tx.scalar(sa.select(sa.func.count(schema.inventories.c.provider_id.distinct())))
+    assert {*rows.values(), stock} == {kept}
+
+
+def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(store: Store) -> None:
+    names = [f"h{number}" for number in range(4)]
+    for name in names:
+        new_host(store, name)
+    racks = [make(store, f"rack-{number}", None, *names) for number in range(3)]
+
+    def ratio(number: int) -> Callable[[], None]:
+        return lambda: store.write(lambda tx: aggregates.update(
+            tx, racks[number % 3], "nova", meta={"cpu_allocation_ratio": str(number + 1)}))
+    works: list[Callable[[], Any]] = []
+    for number in range(ROUNDS):
+        works += [ratio(number), place(store, names[number % 4]),
+                  lambda: store.write(lambda tx: services.beat(tx, names, services.COMPUTE))]
+    assert at_once(*works) == [None] * len(works)
