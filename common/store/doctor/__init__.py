@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,36 +18,21 @@ from sqlalchemy.engine import Connection, Row
 from common import states
 from common.clock import SECOND
 from common.store.actions import LIVE
+from common.store.doctor import placement
+from common.store.doctor.finding import Finding
 from common.store.engine import moment
 from common.store.guests import ABSENT
-from common.store.schema import actions, allocations, consumers, guests, inventories, providers, servers
+from common.store.schema import actions, guests, servers
 
-
-@dataclass(frozen=True, order=True)
-class Finding:
-    """One broken invariant: which, of what, and how."""
-
-    invariant: str
-    subject: str
-    text: str
+__all__ = ["Finding", "ages", "check", "compare", "compare_ports"]
 
 
 def check(tx: Connection) -> list[Finding]:
     """All findings, sorted; an empty list is a clean cloud."""
     live = {row.id: row for row in tx.execute(sa.select(servers).where(servers.c.deleted == 0))}
     records = list(tx.execute(sa.select(guests)))
-    held = _held(tx)
-    findings = [*_guests(live, records), *_allocations(tx, live, records, held), *_capacity(tx), *_actions(tx, live)]
+    findings = [*_guests(live, records), *placement.check(tx, live, records), *_actions(tx, live)]
     return sorted(findings)
-
-
-def _held(tx: Connection) -> dict[tuple[str, str], dict[str, int]]:
-    """(consumer, host) -> what it holds there."""
-    held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    query = sa.select(allocations, providers.c.host).join(providers, providers.c.id == allocations.c.provider_id)
-    for row in tx.execute(query):
-        held[row.consumer_id, row.host][row.resource_class] = row.used
-    return held
 
 
 def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[Finding]:
@@ -66,41 +50,6 @@ def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[F
     for row in live.values():
         if row.host and (row.id, row.host) not in places and row.task_state != states.DELETING:
             yield Finding("guest-of-server", row.id, f"it is on host {row.host} without a guest record")
-
-
-def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: list[Row[Any]],
-                 held: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[Finding]:
-    """Allocations live and die with guest records, and are what the flavor says."""
-    places = {(row.server_id, row.host) for row in records}
-    for consumer, host in held.keys() - places:
-        yield Finding("allocation-of-guest", consumer, f"holds resources on {host} where it has no guest")
-    for server, host in places - held.keys():
-        yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
-    for (server, host), amounts in held.items():
-        row = live.get(server)
-        if row is None:
-            continue
-        wanted = {name: amount for name, amount in (("VCPU", row.vcpus), ("MEMORY_MB", row.memory_mb),
-                                                    ("DISK_GB", row.disk_gb)) if amount}
-        if amounts != wanted:
-            yield Finding("allocation-exact", server, f"holds {amounts} on {host}, its flavor needs {wanted}")
-    known = set(tx.scalars(sa.select(consumers.c.id)))
-    for consumer in {consumer for consumer, _ in held} ^ known:
-        yield Finding("consumer", consumer, "consumer and allocations do not go together")
-
-
-def _capacity(tx: Connection) -> Iterator[Finding]:
-    """No provider holds more than it has."""
-    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(
-        sa.select(allocations.c.provider_id, allocations.c.resource_class,
-                  sa.func.sum(allocations.c.used).label("used"))
-        .group_by(allocations.c.provider_id, allocations.c.resource_class))}
-    for row in tx.execute(sa.select(inventories, providers.c.host).join(
-            providers, providers.c.id == inventories.c.provider_id)):
-        capacity = (row.total - row.reserved) * row.allocation_ratio
-        amount = used.get((row.provider_id, row.resource_class), 0)
-        if amount > capacity:
-            yield Finding("capacity", row.host, f"{amount} of {capacity:g} {row.resource_class} are given out")
 
 
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:

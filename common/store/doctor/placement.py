@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants of placement: what hosts give out, and what servers were promised of where they are.
+
+Called by ``doctor.check``; reads only. Allocations are compared with what flavor and image ask for, so that a server
+that was placed under one rule and is judged by another cannot hide.
+"""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, hardware
+from common.models import Cell, Device, Fitting, Flavor
+from common.store import server_groups, services
+from common.store.doctor.finding import Finding
+from common.store.guests import ABSENT
+from common.store.inventories import capacity
+from common.store.schema import (
+    aggregate_hosts,
+    aggregates,
+    allocations,
+    consumers,
+    hosts,
+    inventories,
+    provider_traits,
+    providers,
+)
+from common.store.schema import services as services_table
+from common.wire import from_wire
+
+
+def check(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
+    """All findings on where servers are; ``live`` are the servers, ``records`` the guests."""
+    yield from _allocations(tx, live, records)
+    yield from _capacity(tx)
+    yield from _fittings(tx, live, records)
+    yield from _groups(tx)
+    yield from _hosts(tx)
+
+
+# --- what servers hold ---
+def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
+    """Allocations live and die with guest records, and are what flavor and image say."""
+    held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for row in tx.execute(sa.select(allocations, providers.c.host).join(
+            providers, providers.c.id == allocations.c.provider_id)):
+        held[row.consumer_id, row.host][row.resource_class] = row.used
+    places = {(row.server_id, row.host) for row in records}
+    for consumer, host in held.keys() - places:
+        yield Finding("allocation-of-guest", consumer, f"holds resources on {host} where it has no guest")
+    for server, host in places - held.keys():
+        yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
+    for (server, host), amounts in held.items():
+        if server in live:
+            yield from _exact(live[server], host, amounts)
+    known = set(tx.scalars(sa.select(consumers.c.id)))
+    for consumer in {consumer for consumer, _ in held} ^ known:
+        yield Finding("consumer", consumer, "consumer and allocations do not go together")
+
+
+def _exact(server: Row[Any], host: str, amounts: Mapping[str, int]) -> Iterator[Finding]:
+    try:
+        wanted = hardware.resources(from_wire(Flavor, server.flavor), _properties(server))
+    except errors.BadRequest as problem:
+        yield Finding("allocation-exact", server.id, f"was accepted and is refused now: {problem}")
+        return
+    if amounts != wanted:
+        yield Finding("allocation-exact", server.id, f"holds {dict(amounts)} on {host}, its flavor and image need "
+                                                     f"{wanted}")
+
+
+def _properties(server: Row[Any]) -> dict[str, str]:
+    return dict((server.image or {}).get("properties", {}))
+
+
+def _capacity(tx: Connection) -> Iterator[Finding]:
+    """No provider gives out more than it has, or than it had given out when its capacity was cut."""
+    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(
+        sa.select(allocations.c.provider_id, allocations.c.resource_class,
+                  sa.func.sum(allocations.c.used).label("used"))
+        .group_by(allocations.c.provider_id, allocations.c.resource_class))}
+    for row in tx.execute(sa.select(inventories, providers.c.name).join(
+            providers, providers.c.id == inventories.c.provider_id)):
+        amount = used.pop((row.provider_id, row.resource_class), 0)
+        if amount > max(capacity(row), row.excess):
+            yield Finding("capacity", row.name, f"{amount} of {capacity(row)} {row.resource_class} are given out")
+    for (provider, resource_class), amount in used.items():
+        yield Finding("capacity", str(provider), f"{amount} {resource_class} are given out of no inventory")
+
+
+# --- the parts of hosts ---
+def _fittings(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
+    """Who asked for parts of a host has them, and nobody else has the same."""
+    by_host: dict[str, list[tuple[str, Fitting]]] = defaultdict(list)
+    for row in records:
+        if row.fitting is not None:
+            by_host[row.host].append((row.server_id, from_wire(Fitting, row.fitting)))
+        if row.wanted != ABSENT and row.server_id in live and _needs_fitting(live[row.server_id]) != (
+                row.fitting is not None):
+            yield Finding("fitting-exact", row.server_id, "has no parts of its host though it asks for some"
+                          if row.fitting is None else "holds parts of its host that it does not ask for")
+    if not by_host:
+        return
+    query = sa.select(hosts.c.name, hosts.c.cells, hosts.c.devices).where(hosts.c.name.in_(sorted(by_host)))
+    stock = {row.name: row for row in tx.execute(query)}
+    for host, held in by_host.items():
+        yield from _shared(host, held)
+        if host in stock:
+            cells = {one.id: one for one in (from_wire(Cell, one) for one in stock[host].cells or ())}
+            devices = {from_wire(Device, one).address for one in stock[host].devices or ()}
+            yield from _beyond(host, held, cells, devices)
+
+
+def _needs_fitting(server: Row[Any]) -> bool:
+    try:
+        return hardware.hardware(from_wire(Flavor, server.flavor), _properties(server)).needs_fitting
+    except errors.BadRequest:
+        return False                # allocation-exact tells of it
+
+
+def _shared(host: str, held: Sequence[tuple[str, Fitting]]) -> Iterator[Finding]:
+    """No two guests hold one CPU or one device."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for server, fitting in held:
+        for cell in fitting.cells:
+            for cpu in cell.pins.values():
+                owners[f"CPU {cpu}"].append(server)
+        for device in fitting.devices:
+            owners[f"device {device}"].append(server)
+    for part, servers in sorted(owners.items()):
+        if len(servers) > 1:
+            yield Finding("fitting-exact", host, f"{part} is held by {', '.join(sorted(servers))}")
+
+
+def _beyond(host: str, held: Sequence[tuple[str, Fitting]], cells: Mapping[int, Cell], devices: set[str]
+            ) -> Iterator[Finding]:
+    """What guests hold is there; a host whose configuration was cut under its guests shows here."""
+    pages: Counter[tuple[int, int]] = Counter()
+    for server, fitting in held:
+        for cell in fitting.cells:
+            own = set(cells[cell.cell].pcpus) if cell.cell in cells else set()
+            if set(cell.pins.values()) - own:
+                yield Finding("fitting-exact", server, f"holds CPUs {sorted(set(cell.pins.values()) - own)} that cell "
+                                                       f"{cell.cell} of {host} does not give out")
+            if cell.page_kb:
+                pages[cell.cell, cell.page_kb] += cell.memory_mb * 1024 // cell.page_kb
+        gone = sorted(set(fitting.devices) - devices)
+        if gone:
+            yield Finding("fitting-exact", server, f"holds devices {gone} that {host} does not give out")
+    for (number, size), count in sorted(pages.items()):
+        there = cells[number].pages.get(str(size), 0) if number in cells else 0
+        if count > there:
+            yield Finding("fitting-exact", host, f"{count} of {there} pages of {size} KiB in cell {number} are held")
+
+
+# --- what was promised of places, and what hosts say ---
+def _groups(tx: Connection) -> Iterator[Finding]:
+    """Hard policies hold."""
+    for group, found in server_groups.hard(tx).items():
+        counts = Counter(host for _, host in found.members)
+        if found.policy == server_groups.AFFINITY and len(counts) > 1:
+            yield Finding("group-policy", group, f"affinity, and its servers are on {', '.join(sorted(counts))}")
+        if found.policy == server_groups.ANTI_AFFINITY:
+            for host, count in sorted(counts.items()):
+                if count > found.most:
+                    yield Finding("group-policy", group, f"anti-affinity of {found.most} a host, and {count} of its "
+                                                         f"servers are on {host}")
+
+
+def _hosts(tx: Connection) -> Iterator[Finding]:
+    """The trait of disabled hosts says what their service says; aggregates hold hosts that are there, each in one zone
+    at most."""
+    marked = set(tx.scalars(sa.select(providers.c.host).join(
+        provider_traits, provider_traits.c.provider_id == providers.c.id).where(
+            provider_traits.c.trait == services.DISABLED, providers.c.host.is_not(None))))
+    disabled = set(tx.scalars(sa.select(providers.c.host).join(services_table, sa.and_(
+        services_table.c.host == providers.c.host, services_table.c.binary == services.COMPUTE,
+        services_table.c.disabled.is_(True)))))
+    for host in sorted(marked ^ disabled):
+        yield Finding("disabled-trait", host, f"is {'' if host in disabled else 'not '}disabled and has "
+                                              f"{'' if host in marked else 'not '}the trait {services.DISABLED}")
+    known, zones = set(tx.scalars(sa.select(hosts.c.name))), defaultdict(set)
+    for row in tx.execute(sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.meta).select_from(
+            aggregate_hosts.outerjoin(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id))):
+        if row.name is None or row.host not in known:
+            yield Finding("aggregate-host", row.host, f"is in aggregate {row.name or 'that is gone'}, "
+                                                      f"{'and' if row.host in known else 'but'} there is "
+                                                      f"{'no such aggregate' if row.name is None else 'no such host'}")
+        elif row.meta.get("availability_zone"):
+            zones[row.host].add(row.meta["availability_zone"])
+    for host, names in sorted(zones.items()):
+        if len(names) > 1:
+            yield Finding("one-zone", host, f"is in the zones {', '.join(sorted(names))}")
