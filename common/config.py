@@ -64,6 +64,18 @@ class _PciAliases(types.ConfigType):
         return json.dumps(value)
 
 
+def _like(pattern: str, example: str) -> types.ConfigType:
+    class Like(types.String):
+        def __call__(self, value: object) -> str:
+            text = str(super().__call__(value))
+            if re.fullmatch(pattern, text) is None:
+                raise ValueError(f"must be like {example}")
+            return text
+    return Like(max_length=4096)
+
+
+_CPUS = r"|\s*\^?\d+(-\d+)?\s*(,\s*\^?\d+(-\d+)?\s*)*"
+_PCI_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+mysqldb://")
 
 OPTIONS: dict[str, Sequence[cfg.Opt]] = {
@@ -153,13 +165,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.FloatOpt("cpu_allocation_ratio", default=4.0, min=0.1, help="VCPUs handed out per real one."),
         cfg.FloatOpt("ram_allocation_ratio", default=1.0, min=0.1, help="Memory handed out per real MiB."),
         cfg.FloatOpt("disk_allocation_ratio", default=1.0, min=0.1, help="Disk handed out per real GiB."),
-        cfg.StrOpt("cpu_shared_set", default="",
-                   help="CPUs that guests share, like 0-3,^2; empty: all, or none where cpu_dedicated_set names some."),
-        cfg.StrOpt("cpu_dedicated_set", default="",
-                   help="CPUs that are given to one guest CPU each (hw:cpu_policy=dedicated), like 4-7."),
-        cfg.ListOpt("pci_devices", default=[],
+        cfg.Opt("cpu_shared_set", type=_like(_CPUS, "0-3,^2"), default="",
+                help="CPUs that guests share, like 0-3,^2; empty: all, or none where cpu_dedicated_set names some."),
+        cfg.Opt("cpu_dedicated_set", type=_like(_CPUS, "4-7"), default="",
+                help="CPUs that are given to one guest CPU each (hw:cpu_policy=dedicated), like 4-7."),
+        cfg.ListOpt("pci_devices", item_type=_like(_PCI_ADDRESS, "0000:81:00.1"), default=[],
                     help="PCI addresses of devices that guests can have, like 0000:81:00.1; see lspci -D."),
-        cfg.ListOpt("compute_monitors", default=[],
+        cfg.ListOpt("compute_monitors", item_type=types.String(choices=["cpu.virt_driver"]), default=[],
                     help="What is measured once a minute, for MetricsWeigher: cpu.virt_driver or nothing."),
         cfg.HostAddressOpt("console_host", default="127.0.0.1",
                            help="This host's address at which the console service reaches its guests' consoles."),
