@@ -16,10 +16,10 @@ from oslo_config import cfg
 
 from common.models import RequestSpec
 from scheduler.filters import aggregates, capabilities, hints, hosts, images, limits, placement
-from scheduler.filters.check import Check, Factory, Filter
+from scheduler.filters.check import Check, Factory, Filter, of_facts
 from scheduler.snapshot import Mask, Snapshot
 
-__all__ = ["Check", "Factory", "Filter", "Filters", "UnknownFilter", "load"]
+__all__ = ["Check", "Factory", "Filter", "Filters", "UnknownFilter", "load", "of_facts"]
 ENTRY_POINTS = "kilonova.scheduler.filters"
 
 

@@ -48,7 +48,7 @@ def _limits(snapshot: Snapshot, key: str, most: int) -> Numbers:
     for aggregate in snapshot.aggregates:
         if key in aggregate.meta:
             try:
-                limit = min(int(aggregate.meta[key]), UNLIMITED - 1)
+                limit = max(0, min(int(aggregate.meta[key]), UNLIMITED - 1))
             except ValueError:
                 wrong |= aggregate.members
             else:

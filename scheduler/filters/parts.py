@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from common import numa
+from common import errors, numa
 from common.hardware import Hardware, hardware
 from common.models import RequestSpec
 from scheduler.filters.check import Check
@@ -22,7 +22,11 @@ def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> I
     """The host has the cells, and then the devices, that the guest needs; room up to ``count``."""
     if spec.flavor is None:
         return
-    wanted = hardware(spec.flavor, spec.image_properties)
+    try:
+        wanted = hardware(spec.flavor, spec.image_properties)
+    except errors.BadRequest as problem:    # of an older flavor, say: no host makes it, and others are asked beside it
+        yield Check(np.zeros(len(snapshot.names), np.bool_), f"not able to make its hardware: {problem.text}")
+        return
     if not wanted.needs_fitting:
         return
     cells = replace(wanted, devices=())
