@@ -15,7 +15,7 @@ from common import ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
-from common.store import actions, guests, hosts
+from common.store import actions, guests, host_images, hosts
 from common.store.engine import Connection, Row
 from conductor import progress, runner
 from conductor.saga import Engine, Run, debt_command
@@ -72,6 +72,8 @@ def _describe(tx: Connection, sync: Sync) -> None:
     if sync.inventory is not None and sync.session != 0:
         hosts.describe(tx, sync.host, sync.inventory)
         log.info("host %s tells what it has now", sync.host)
+    if sync.cached:
+        host_images.told(tx, sync.host, sync.cached)
     if sync.metrics is not None:
         hosts.measured(tx, sync.host, sync.metrics)
 

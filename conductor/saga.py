@@ -30,6 +30,9 @@ class Post(Protocol):
     def do(self, host: str, commands: list[Command]) -> None:
         """Send commands to a host."""
 
+    def cache_images(self, host: str, images: list[ImageRef]) -> None:
+        """Tell a host to fetch these ahead."""
+
 
 class Images(Protocol):
     """What the conductor asks of the image service, as Kilonova's own user. Each call may be repeated.

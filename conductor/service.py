@@ -19,7 +19,7 @@ from common import errors, service
 from common.clients.identity import Identity
 from common.clients.network import Client
 from common.clock import Clock
-from common.models import Access, Command, RequestSpec, Selection, Sync, SyncAnswer
+from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
@@ -62,6 +62,15 @@ class Messages:
             log.warning("commands for host %s wait: %s", host, problem)
             return
         self._agents.do(host, commands, access)
+
+    def cache_images(self, host: str, images: list[ImageRef]) -> None:
+        """Cast; without a token nothing is sent, and the sweep sends it again later."""
+        try:
+            access = self._identity.image_access()
+        except errors.Unavailable as problem:
+            log.warning("images for host %s to fetch ahead wait: %s", host, problem)
+            return
+        self._agents.cache_images(host, images, access)
 
     def access_for(self, commands: list[Command]) -> Access | None:
         """The image service's URL and a token, when one of these commands fetches an image."""

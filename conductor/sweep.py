@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sweep: once a second, what nobody else would notice.
 
-Writes down who was heard (one statement for all), judges who is silent, and lets nothing else happen: due
-actions are found by ``runner.advance``, lost commands by the host's own sync. A plain function; the thread
-that calls it and the flags it is given live in ``conductor.service``.
+Writes down who was heard (one statement for all), judges who is silent, begins what time makes due, and tells hosts
+which images to fetch ahead. Due actions are found by ``runner.advance``, lost commands by the host's own sync. A plain
+function; the thread that calls it and the flags it is given live in ``conductor.service``.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.store import actions, services
 from common.store.engine import Connection, Row
-from conductor import runner
+from conductor import prefetch, runner
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Watch:
     monotonic_at: float = 0.0
     listening_since: float | None = None
     doubtful: bool = False
+    prefetched_at: float | None = None
 
 
 def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bool) -> list[str]:
@@ -60,6 +61,9 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
 
     down, doubtful = engine.store.write(work)
     begin_due(engine)
+    if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD:
+        watch.prefetched_at = moment
+        prefetch.prefetch(engine)
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
         log.warning("too few hosts are heard to judge by silence: the last known states stand")

@@ -52,15 +52,14 @@ def _is_due() -> sa.ColumnElement[bool]:
 
 def take(tx: Connection, rows: Sequence[Row[Any]]) -> dict[str, list[dict[str, Any]]]:
     """Mark those of these rows as told that nobody else has told meanwhile; host -> images, as records of the wire."""
-    keys = [(row.host, row.image_id) for row in rows]
-    if not keys:
-        return {}
+    here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
+    taken = tx.execute(for_update(sa.select(_C.host, _C.image_id, _C.image).where(here, _is_due())
+                                  .order_by(_C.host, _C.image_id))).all()
     found: dict[str, list[dict[str, Any]]] = {}
-    here = sa.tuple_(_C.host, _C.image_id).in_(keys)
-    for row in tx.execute(for_update(sa.select(_C.host, _C.image).where(here, _is_due())
-                                     .order_by(_C.host, _C.image_id))).all():
+    for row in taken:
         found.setdefault(row.host, []).append(row.image)
-    tx.execute(sa.update(host_images).where(here, _is_due()).values(sent_at=now()))
+    tx.execute(sa.update(host_images).where(sa.tuple_(_C.host, _C.image_id).in_(
+        [(row.host, row.image_id) for row in taken])).values(sent_at=now()))
     return found
 
 
@@ -72,14 +71,23 @@ def told(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
     for image, error in cached.items():
         if error:
             tx.execute(sa.update(host_images).where(_C.host == host, _C.image_id == image).values(
-                error=error[:ERROR_LIMIT]))
+                error=error[:ERROR_LIMIT].replace("\x00", "")))
+
+
+def has_late(tx: Connection) -> bool:
+    """Was something asked for too long ago?"""
+    return tx.execute(sa.select(_C.host).where(_is_late()).limit(1)).first() is not None
 
 
 def give_up(tx: Connection) -> list[Row[Any]]:
     """Remove what was asked for too long ago; returns it: host, image_id, error."""
-    late = _C.asked_at < now() - GIVEN_UP_AFTER
-    rows: list[Row[Any]] = list(tx.execute(sa.select(_C.host, _C.image_id, _C.error).where(late)))
+    rows: list[Row[Any]] = list(tx.execute(for_update(sa.select(_C.host, _C.image_id, _C.error).where(_is_late())
+                                                      .order_by(_C.host, _C.image_id))))
     if rows:
         tx.execute(sa.delete(host_images).where(sa.tuple_(_C.host, _C.image_id).in_(
             [(row.host, row.image_id) for row in rows])))
     return rows
+
+
+def _is_late() -> sa.ColumnElement[bool]:
+    return _C.asked_at < now() - GIVEN_UP_AFTER

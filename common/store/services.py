@@ -33,12 +33,16 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """These services gave a sign of life: one statement for all, unless one was down and schedulers must hear of it."""
+    """These services gave a sign of life: one statement for all, unless one was down and schedulers must hear of it, or
+    one was deleted: a host says hello again, others come back here."""
     names = sorted(set(hosts))
     heard = sa.and_(heartbeats.c.binary == binary, heartbeats.c.host.in_(names))
     up = sa.update(heartbeats).where(heard, heartbeats.c.up.is_(True)).values(seen_at=now())
     if tx.execute(up).rowcount == len(names):
         return
+    if binary != COMPUTE:
+        for name in names:
+            enrol(tx, name, binary)
     back = tx.scalars(sa.select(heartbeats.c.host).where(heard, heartbeats.c.up.is_(False))).all()
     tx.execute(sa.update(heartbeats).where(heard, heartbeats.c.up.is_(False)).values(seen_at=now(), up=True))
     if binary == COMPUTE and back:

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, ids
-from common.models import HostInventory
-from common.store import aggregates, allocations, guests, hosts, schema, services, upgrades
+from common.models import HostInventory, ImageRef
+from common.store import aggregates, allocations, guests, host_images, hosts, schema, services, upgrades
 from common.store.engine import Store
 
 ROUNDS = 8
@@ -136,3 +136,47 @@ def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(s
         works += [ratio(number), place(store, names[number % 4]),
                   lambda: store.write(lambda tx: services.beat(tx, names, services.COMPUTE))]
     assert at_once(*works) == [None] * len(works)
+
+
+def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are_there(store: Store) -> None:
+    images = [ImageRef(ids.new()) for _ in range(3)]
+    for host in ("h1", "h2"):
+        new_host(store, host)
+    store.write(lambda tx: host_images.ask(tx, ["h1", "h2", "gone"], images))
+    rows = store.read(lambda tx: host_images.due(tx, 100))
+    assert {(row.host, row.image_id) for row in rows} == {(host, image.id) for host in ("h1", "h2") for image in images}
+    taken: list[dict[str, Any]] = []
+    assert at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4) == [None] * 4
+    assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [("h1", 3), ("h2", 3)]
+    assert store.read(lambda tx: host_images.due(tx, 100)) == []
+    store.write(lambda tx: host_images.told(tx, "h1", {
+        images[0].id: "", images[1].id: "no \x00 room \U0001f4a5", ids.new(): "never asked"}))
+    with store.begin() as tx:
+        tx.execute(sa.update(schema.host_images).values(sent_at=schema.host_images.c.sent_at - host_images.PAUSE))
+    due = store.read(lambda tx: host_images.due(tx, 100))
+    assert {(row.host, row.image_id) for row in due} == {(row.host, row.image_id) for row in rows} - {
+        ("h1", images[0].id)}
+    assert not store.read(host_images.has_late)
+    with store.begin() as tx:
+        tx.execute(sa.update(schema.host_images).where(schema.host_images.c.host == "h1").values(asked_at=0))
+    assert store.read(host_images.has_late)
+    assert {(row.host, row.error) for row in store.write(host_images.give_up)} == {
+        ("h1", "no  room \U0001f4a5"), ("h1", None)}
+    assert len(store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())) == 6
+
+
+def test_zones_and_hosts_are_found_by_what_the_api_asks_for(store: Store) -> None:
+    for number in range(5):
+        new_host(store, f"h{number}.100%")
+    make(store, "rack", "az1", "h1.100%")
+    assert dict(store.read(lambda tx: aggregates.zones(tx, "nova", ["h1.100%", "h2.100%"]))) == {"h1.100%": "az1"}
+    assert store.read(lambda tx: aggregates.zones(tx, "nova"))["h2.100%"] == "nova"
+
+    def names(**wanted: Any) -> list[str]:
+        return [row["name"][:2] for row in store.read(lambda tx: hosts.list_all(tx, **wanted))]
+    first = store.read(lambda tx: hosts.list_all(tx, "h0.100%"))[0]
+    assert names() == names(pattern="100%") == names(pattern=".") == ["h0", "h1", "h2", "h3", "h4"]
+    assert names(pattern="0_%") == names(pattern="%h") == []
+    assert names(after=first["service_id"], limit=2) == ["h1", "h2"]
+    assert names(service_id=first["service_id"]) == names(service_uuid=first["service_uuid"]) == ["h0"]
+    assert names(name="h9") == names(service_uuid=ids.new()) == []

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that hosts were asked to fetch ahead: told to the hosts that are up, again and again until they are there.
+
+Called by the sweep every few seconds. Which conductor tells a host is decided by the row that it marks; a message that
+is lost is sent again. After a day what is not done is given up, and the log says so.
+"""
+from __future__ import annotations
+
+import logging
+
+from common.models import ImageRef
+from common.store import host_images
+from common.wire import from_wire
+from conductor.saga import Engine
+
+log = logging.getLogger(__name__)
+PERIOD = 5.0                 #: seconds between two looks
+LIMIT = 500                  #: images told in one look
+
+
+def prefetch(engine: Engine) -> None:
+    """One look."""
+    if engine.store.read(host_images.has_late):
+        for row in engine.store.write(host_images.give_up):
+            log.warning("host %s was asked to fetch image %s ahead and has not done it in a day: given up. %s",
+                        row.host, row.image_id, row.error or "It was not up, or has not answered.")
+    rows = engine.store.read(lambda tx: host_images.due(tx, LIMIT))
+    if rows:
+        for host, images in sorted(engine.store.write(lambda tx: host_images.take(tx, rows)).items()):
+            engine.post.cache_images(host, [from_wire(ImageRef, image) for image in images])
