@@ -52,6 +52,7 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         if told and not options.json:
             print(told.text())
         found = (ask or _asker(conf))(spec)
+        together = _together(store, spec)
     except WrongUse as problem:
         print(f"kilonova: {problem}", file=sys.stderr)
         return WRONG
@@ -60,12 +61,12 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         return UNKNOWN
     finally:
         store.close()
-    room = sum(found.room.values())
+    room = max(found.room.values(), default=0) if together else sum(found.room.values())
     if options.json:
         print(json.dumps({**({"server": told.facts()} if told else {}), "count": options.count,
                           "fits": room >= options.count, "request": _request(spec), **asdict(found)}, indent=1))
     else:
-        print(text(spec, found, options.count))
+        print(text(spec, found, options.count, room, together))
     return FITS if room >= options.count else DOES_NOT
 
 
@@ -271,7 +272,16 @@ def _request(spec: RequestSpec) -> dict[str, Any]:
             "forced": spec.force_host is not None, "group": spec.group, "hints": spec.hints}
 
 
-def text(spec: RequestSpec, found: Explanation, count: int) -> str:
+def _together(store: Store, spec: RequestSpec) -> bool:
+    """Must all servers of the request share one host? Then the zone with the most room counts, not all of them."""
+    try:
+        return spec.group is not None and bool(
+            store.read(lambda tx: server_groups.show(tx, spec.group or "")).policy == "affinity")
+    except errors.NotFound:              # deleted since: it binds nobody
+        return False
+
+
+def text(spec: RequestSpec, found: Explanation, count: int, room: int, together: bool) -> str:
     """The answer for people."""
     lines = ["needs " + ", ".join([f"{amount} {name}" for name, amount in sorted(spec.resources.items())]
                                   + spec.required_traits + [f"not {name}" for name in spec.forbidden_traits])]
@@ -280,8 +290,7 @@ def text(spec: RequestSpec, found: Explanation, count: int) -> str:
     lines += [f"         {name}: {why}" for name, why in sorted(found.by_host.items())[:NAMED]]
     if len(found.by_host) > NAMED:
         lines.append(f"         and {len(found.by_host) - NAMED} more: --json names all")
-    room = sum(found.room.values())
-    lines.append(f"room for {room} more" + (", by zone:" if room else ""))
+    lines.append(f"room for {room} more{' on one host' * together}" + (", by zone:" if room else ""))
     if room:
         lines.append(columns([["", zone, str(number)] for zone, number in sorted(found.room.items())]))
         lines.append("best first: " + ", ".join(found.hosts[:NAMED]))

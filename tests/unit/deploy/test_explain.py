@@ -136,6 +136,17 @@ def test_a_group_brings_its_project_and_a_name_given_twice_is_a_list(cloud: Clou
     assert spec.hints == {"group": group, "same_host": [one, two]}
 
 
+def test_servers_that_must_be_together_fit_where_the_most_room_is(cloud: Cloud, capsys: pytest.CaptureFixture[str]
+                                                                  ) -> None:
+    groups = {policy: cloud.store.write(lambda tx, policy=policy: server_groups.create(tx, {
+        "project_id": "p7", "user_id": "u", "name": "g", "policy": policy, "rules": {}})).id
+        for policy in ("affinity", "soft-affinity")}
+    status = {(policy, count): cloud.run("--flavor", "42", "--group", group, "--count", str(count))
+              for policy, group in groups.items() for count in (7, 8, 12)}
+    assert [case for case, number in status.items() if number] == [("affinity", 8), ("affinity", 12)]
+    assert "room for 7 more on one host, by zone:" in capsys.readouterr().out
+
+
 def test_where_servers_go_that_name_no_zone(cloud: Cloud) -> None:
     cloud.conf.write_text(cloud.conf.read_text() + "[scheduler]\ndefault_schedule_zone = az1\n")
     assert cloud.run("--flavor", "42") == 0
