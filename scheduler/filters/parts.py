@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is there a place for a guest that needs parts of its host to itself: NUMA cells, CPUs, huge pages, PCI devices?
 
-Called by ``placement.promises``; what NUMATopologyFilter and PciPassthroughFilter ask in Nova. Each host is different
-in its parts, so each is asked by itself, and only when it passed all else.
+Called by ``placement.promises``; what NUMATopologyFilter and PciPassthroughFilter ask in Nova. Each host is asked by
+itself, and only when it passed all else; hosts that are alike and hold nothing are asked once.
 """
 from __future__ import annotations
 
@@ -46,9 +46,13 @@ def _cells_text(wanted: Hardware, memory_mb: int) -> str:
 
 def _check(snapshot: Snapshot, wanted: Hardware, passing: Mask, count: int, text: str) -> Check:
     room = np.zeros(len(snapshot.names), np.int64)
-    for row in np.flatnonzero(passing):
-        if row in snapshot.parts:
-            room[row] = _room(snapshot.parts[int(row)], wanted, count)
+    known: dict[int, int] = {}      # hosts that are alike share one record: what fits there is found once
+    for row in np.flatnonzero(passing).tolist():
+        host = snapshot.parts.get(row)
+        if host is not None:
+            if id(host) not in known:
+                known[id(host)] = _room(host, wanted, count)
+            room[row] = known[id(host)]
     return Check(room > 0, text, room=room)
 
 
