@@ -97,13 +97,15 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class FittedCell:
     """A cell of a guest on a cell of its host. cpus: the guest's CPUs; pins: guest CPU, as text -> the host CPU that
-    is its alone (empty: it shares the host cell's). page_kb: 0 for pages of any kind that need no counting."""
+    is its alone (empty: it shares the host cell's). page_kb: 0 for pages of any kind that need no counting. idle: host
+    CPUs that nobody may have because a guest CPU is alone on their core."""
 
     cell: int
     cpus: list[int] = field(default_factory=list)
     pins: dict[str, int] = field(default_factory=dict)
     memory_mb: int = 0
     page_kb: int = 0
+    idle: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
