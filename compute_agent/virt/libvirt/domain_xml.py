@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain of a server as libvirt's XML: pure functions, tested against golden files.
 
-Called by ``virt.libvirt.driver``. Everything is built as elements, so that what a tenant wrote is escaped by the
-library; characters that XML cannot hold are replaced. The machine is ``pc``: its IDE CD-ROM is the one that every
-guest (Debian's cloud kernel has no AHCI) can read the config drive from.
+Called by ``virt.libvirt.guests``; what flavor and image ask for stands in ``hardware_xml``. Everything is built as
+elements, so that what a tenant wrote is escaped by the library; characters that XML cannot hold are replaced. Unless
+the image says otherwise the machine is ``pc``: its IDE CD-ROM is the one that every guest (Debian's cloud kernel has no
+AHCI) can read the config drive from.
 Must stay true: each disk's whole backing chain is spelled out, so nothing ever probes a disk's format.
 """
 from __future__ import annotations
@@ -12,25 +13,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from common.hardware import Hardware
 from compute_agent.virt.interfaces import Plug
-from compute_agent.virt.libvirt import interface_xml
+from compute_agent.virt.libvirt import hardware_xml, interface_xml
+from compute_agent.virt.libvirt.hardware_xml import RATES, Place
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
 #: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
 UNSPEAKABLE = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+#: Options of the hardware that are written on the domain: for an interface that is plugged in, for a snapshot.
+KEPT = ("vif_model", "vif_queues", *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
+        "require_quiesce")
 #: The marks that are numbers.
 NUMBERS = ("fence", "made", "rescue", "started")
-#: Where a rescue disk may be added: bus -> (its name there, the controller it needs).
-RESCUE_BUSES: dict[str, tuple[str, dict[str, str]]] = {
-    "virtio": ("vdb", {}), "ide": ("hdb", {}), "sata": ("sda", {"type": "sata", "index": "0"}),
-    "scsi": ("sda", {"type": "scsi", "index": "0", "model": "virtio-scsi"}),
-    "usb": ("sda", {"type": "usb", "index": "0", "model": "qemu-xhci"})}
+#: Where a rescue disk may be added.
+RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
-#: The only machines that are made, and the processor of those that are emulated.
+#: How disks are called on a bus, before the letter; where a second one that boots the guest begins.
+NAMES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
+SECOND = {"virtio": "b", "ide": "b"}
+#: The machine unless the image names one, and the processor of those that are emulated.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
 #: The socket of the serial console, beside its log; short, as the path of a socket must be.
@@ -52,13 +59,15 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What we write on a domain: whose it is, the fence that started it; the fences of its last rebuild and of the
-    rescue that lasts (0: none); and when it was started (seconds since the epoch)."""
+    rescue that lasts (0: none); when it was started (seconds since the epoch); and the hardware options that count
+    when it is changed later, those of ``KEPT``."""
 
     server: str
     fence: int
     made: int = 0
     rescue: int = 0
     started: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +99,17 @@ class Domain:
     config_drive_is_disk: bool = False
     interfaces: tuple[Plug, ...] = ()
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    hardware: Hardware = Hardware()
+    place: Place = Place()
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        return self.hardware.options
 
     @property
     def marks(self) -> Marks:
-        return Marks(self.server, self.fence, self.made, self.fence if self.rescue else 0)
+        kept = {name: self.options[name] for name in KEPT if name in self.options}
+        return Marks(self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept)
 
 
 def domain_name(server: str) -> str:
@@ -108,7 +124,7 @@ def metadata(marks: Marks) -> str:
 
 def _attributes(marks: Marks) -> dict[str, str]:
     numbers = {name: str(getattr(marks, name)) for name in NUMBERS if name == "fence" or getattr(marks, name)}
-    return {"id": marks.server, **numbers}
+    return {"id": marks.server, **numbers, **marks.options}
 
 
 def read_metadata(text: str) -> Marks:
@@ -117,7 +133,8 @@ def read_metadata(text: str) -> Marks:
     server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBERS}
     if not server or not numbers["fence"].isdecimal():
         raise ValueError(f"not a domain of ours: {text[:200]!r}")
-    return Marks(server, **{name: int(number) for name, number in numbers.items() if number.isdecimal()})
+    found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
+    return Marks(server, **found, options={name: element.attrib[name] for name in KEPT if name in element.attrib})
 
 
 def domain_xml(domain: Domain) -> str:
@@ -128,7 +145,8 @@ def domain_xml(domain: Domain) -> str:
     _text(root, "title", UNSPEAKABLE.sub("\N{REPLACEMENT CHARACTER}", domain.name))
     SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", _attributes(domain.marks))
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
-    _text(root, "vcpu", str(domain.vcpus))
+    hardware_xml.memory(root, domain.place)
+    hardware_xml.cpus(root, domain.vcpus, domain.options, domain.place)
     _machine(root, domain)
     for event, answer in (("on_poweroff", "destroy"), ("on_reboot", "restart"), ("on_crash", "destroy")):
         _text(root, event, answer)
@@ -142,38 +160,39 @@ def _machine(root: Element, domain: Domain) -> None:
     for name, value in (*PRODUCT.items(), ("uuid", domain.server), ("serial", domain.server)):
         _text(system, "entry", value, name=name)
     boot = SubElement(root, "os")
-    _text(boot, "type", "hvm", arch=ARCH, machine=MACHINE)
+    _text(boot, "type", "hvm", arch=ARCH, machine=domain.options.get("machine_type", MACHINE))
     if not (domain.rescue and domain.rescue.bus):     # then the disks themselves say which is booted
         SubElement(boot, "boot", dev="hd")
     SubElement(boot, "smbios", mode="sysinfo")
+    if "boot_menu" in domain.options:
+        SubElement(boot, "bootmenu", enable=domain.options["boot_menu"])
     features = SubElement(root, "features")
     SubElement(features, "acpi")
     SubElement(features, "apic")
+    hardware_xml.features(features, domain.options, domain.virt_type)
+    cpu = None
     if domain.virt_type == "kvm":
-        SubElement(root, "cpu", mode="host-model")
+        cpu = SubElement(root, "cpu", mode="host-model")
     elif domain.virt_type == "qemu":
         cpu = SubElement(root, "cpu", mode="custom", match="exact", check="none")
         _text(cpu, "model", EMULATED_CPU, fallback="forbid")
-    SubElement(root, "clock", offset="utc")
+    hardware_xml.topology(root, cpu, domain.hardware, domain.place)
+    hardware_xml.clock(root, domain.options)
 
 
 def _devices(devices: Element, domain: Domain) -> None:
-    _disks(devices, domain)
-    if domain.config_drive:
-        device, name, bus = ("disk", "vdz", "virtio") if domain.config_drive_is_disk else ("cdrom", "hda", "ide")
-        drive = SubElement(devices, "disk", type="file", device=device)
-        SubElement(drive, "driver", name="qemu", type="raw")
-        SubElement(drive, "source", file=str(domain.config_drive))
-        SubElement(drive, "target", dev=name, bus=bus)
-        SubElement(drive, "readonly")
-    devices.extend(interface_xml.element(plug, domain.addresses.get(plug.mac)) for plug in domain.interfaces)
-    if not (domain.rescue and domain.rescue.bus == "usb"):
-        SubElement(devices, "controller", type="usb", model="none")
+    buses = _disks(devices, domain)
+    devices.extend(interface_xml.element(plug, domain.addresses.get(plug.mac), domain.options)
+                   for plug in domain.interfaces)
+    if domain.options.get("pointer_model") == "usbtablet":
+        buses.add("usb")
+    hardware_xml.controllers(devices, domain.options, buses)
     _consoles(devices, domain.console_log)
-    channel = SubElement(devices, "channel", type="unix")
-    SubElement(channel, "target", type="virtio", name=AGENT_CHANNEL)
-    random = SubElement(devices, "rng", model="virtio")
-    _text(random, "backend", "/dev/urandom", model="random")
+    hardware_xml.screen(devices, domain.options)
+    if domain.options.get("guest_agent") != "no":
+        channel = SubElement(devices, "channel", type="unix")
+        SubElement(channel, "target", type="virtio", name=AGENT_CHANNEL)
+    hardware_xml.rest(devices, domain.options, domain.place)
     SubElement(devices, "memballoon", model="virtio")
 
 
@@ -185,29 +204,59 @@ def _consoles(devices: Element, log: Path) -> None:
     SubElement(serial, "log", file=str(log), append="on")
     SubElement(serial, "target", port="0")
     SubElement(SubElement(devices, "graphics", type="vnc"), "listen", type="none")
-    SubElement(SubElement(devices, "video"), "model", type="vga", vram="16384")
 
 
-def _disks(devices: Element, domain: Domain) -> None:
-    """The own disk is always described in full, so that a snapshot of it can be taken from any state."""
-    rescue = domain.rescue
-    if rescue is None:
-        _overlay(devices, domain.disk, "vda")
-    elif not rescue.bus:
-        _overlay(devices, rescue.disk, "vda")
-        _overlay(devices, domain.disk, "vdb")
-    else:
-        name, controller = RESCUE_BUSES[rescue.bus]
-        SubElement(_overlay(devices, domain.disk, "vda"), "boot", order="2")
-        if controller:
-            SubElement(devices, "controller", controller)
-        added = _overlay(devices, rescue.disk, name, rescue.bus, rescue.device)
+def _disks(devices: Element, domain: Domain) -> set[str]:
+    """The own disk, the rescue disk, the config drive; the buses that they are on. The own disk is always described in
+    full, so that a snapshot of it can be taken from any state."""
+    options, rescue = domain.options, domain.rescue
+    bus = options.get("disk_bus", "virtio")
+    taken: set[str] = set()
+    if rescue and not rescue.bus:
+        _overlay(devices, rescue.disk, _free(bus, taken), bus, options)
+    own = _overlay(devices, domain.disk, _free(bus, taken), bus, options)
+    drive = _config_drive(domain, bus, taken) if domain.config_drive else None
+    buses = {bus} if drive is None else {bus, drive[1]}
+    if rescue and rescue.bus:
+        SubElement(own, "boot", order="2")
+        added = _overlay(devices, rescue.disk, _free(rescue.bus, taken, SECOND.get(rescue.bus, "a")), rescue.bus,
+                         options, rescue.device)
         SubElement(added, "boot", order="1")
         if rescue.device == "cdrom":
             SubElement(added, "readonly")
+        buses.add(rescue.bus)
+    if drive is not None:
+        devices.append(drive[0])
+    return buses
 
 
-def _overlay(devices: Element, disk: Disk, name: str, bus: str = "virtio", device: str = "disk") -> Element:
+def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
+    """The drive and its bus; as a disk it is where the other disks are, as a CD-ROM where the machine has one."""
+    options = domain.options
+    if domain.config_drive_is_disk:
+        device, bus = "disk", disk_bus
+        name = _free(bus, taken, "z" if bus == "virtio" else "a")
+    else:
+        device, bus = "cdrom", options.get("cdrom_bus", "sata" if options.get("machine_type") == "q35" else "ide")
+        name = _free(bus, taken)
+    drive = Element("disk", type="file", device=device)
+    SubElement(drive, "driver", name="qemu", type="raw")
+    SubElement(drive, "source", file=str(domain.config_drive))
+    SubElement(drive, "target", dev=name, bus=bus)
+    SubElement(drive, "readonly")
+    return drive, bus
+
+
+def _free(bus: str, taken: set[str], begin: str = "a") -> str:
+    """The next name on a bus, from this letter on."""
+    name = next(name for letter in ascii_lowercase[ascii_lowercase.index(begin):]
+                if (name := NAMES[bus] + letter) not in taken)
+    taken.add(name)
+    return name
+
+
+def _overlay(devices: Element, disk: Disk, name: str, bus: str, options: Mapping[str, str], device: str = "disk"
+             ) -> Element:
     element = SubElement(devices, "disk", type="file", device=device)
     SubElement(element, "driver", name="qemu", type="qcow2", discard="unmap")
     SubElement(element, "source", file=str(disk.path))
@@ -220,6 +269,7 @@ def _overlay(devices: Element, disk: Disk, name: str, bus: str = "virtio", devic
         SubElement(source, "seclabel", model="dac", relabel="no")
     SubElement(backing, "backingStore")
     SubElement(element, "target", dev=name, bus=bus)
+    hardware_xml.disk_limits(element, options)
     return element
 
 

@@ -58,6 +58,7 @@ class LibvirtDriver:
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri)
         self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
+                              lambda fitting: host.place(self._libvirt, self._about, fitting),
                               config_drives or ConfigDrives())
 
     @functools.cached_property

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import errors
-from common.models import DomainState, GuestSpec, ImageRef
+from common.hardware import Hardware
+from common.models import DomainState, Fitting, GuestSpec, ImageRef
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
@@ -29,21 +30,24 @@ from compute_agent.virt.libvirt.domain_xml import (
     Rescue,
     domain_xml,
 )
+from compute_agent.virt.libvirt.hardware_xml import Place
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
+from compute_agent.virt.wanted import wanted
 
 RESCUE = "rescue"
 
 
 class Guests:
-    """The guests in ``instances``. ``virt_type`` is asked when a domain is defined. Thread-safe for different
-    servers."""
+    """The guests in ``instances``. ``virt_type`` is asked when a domain is defined, and ``place`` where it is on the
+    host. Thread-safe for different servers."""
 
     def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str],
-                 config_drives: ConfigDrives) -> None:
+                 place: Callable[[Fitting], Place], config_drives: ConfigDrives) -> None:
         self._libvirt = libvirt
         self._images = images
         self._instances = instances
         self._virt_type = virt_type
+        self._place = place
         self._config_drives = config_drives
 
     def folder(self, server: str) -> Path:
@@ -58,6 +62,7 @@ class Guests:
     def make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         """The server's guest, running. After VerbFailed nothing of it is left."""
         self.folder(spec.server)
+        wanted(spec)
         try:
             return self._make(spec, read_image, run)
         except (Cancelled, errors.Unavailable):
@@ -74,6 +79,7 @@ class Guests:
         folder = self.folder(spec.server)
         found = self._libvirt.find(spec.server)
         if found is None or found.marks.made != spec.fence:
+            wanted(spec)
             plugs(spec.interfaces)
             _open(folder)
             disk, drive = _own(folder, spec), folder / "config.new"
@@ -99,7 +105,7 @@ class Guests:
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
-            device, bus = _place(image)
+            device, bus = _rescue_place(image, wanted(spec))
             plugs(spec.interfaces)
             disk = disks.described(folder, image.disk_format, RESCUE)
             try:
@@ -115,6 +121,7 @@ class Guests:
         """Boot from the own disk again; the rescue disk goes."""
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
+            wanted(spec)
             plugs(spec.interfaces)
             if run.cancelled():
                 raise Cancelled
@@ -134,7 +141,7 @@ class Guests:
 
     def _make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
         folder = self.folder(spec.server)
-        found, wanted = self._libvirt.find(spec.server), plugs(spec.interfaces)
+        found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
         if found is None or not (found.active or found.saved):
             _open(folder)
             image = self._fetch(spec, spec.image, read_image, run)
@@ -144,7 +151,7 @@ class Guests:
                 self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
         elif found.active:
-            interfaces.settle(self._libvirt, spec.server, spec.fence, wanted, run)
+            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, run)
         return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
 
     def _prepare(self, spec: GuestSpec, image: ImageRef | None, disk: Disk, read_image: ImageReader, run: Run) -> None:
@@ -164,7 +171,8 @@ class Guests:
         self._libvirt.define(domain_xml(Domain(
             spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self._virt_type(),
             _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made,
-            rescue, self._config_drives.is_disk, plugs(spec.interfaces), known)))
+            rescue, self._config_drives.is_disk, plugs(spec.interfaces), known, wanted(spec),
+            self._place(spec.fitting or Fitting()))))
 
     def _end(self, server: str) -> None:
         """Nothing runs of the domain, if there is one, and nothing is saved."""
@@ -188,14 +196,16 @@ def _own(folder: Path, spec: GuestSpec) -> Disk:
     return disks.described(folder, spec.image.disk_format if spec.image else None)
 
 
-def _place(image: ImageRef) -> tuple[str, str]:
+def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:
     """(device, bus) for a rescue disk; ("disk", "") when the image does not ask for a place of its own."""
     device, bus = image.properties.get("hw_rescue_device", ""), image.properties.get("hw_rescue_bus", "")
     if not device and not bus:
         return "disk", ""
     device = device or "disk"
-    bus = bus or ("ide" if device == "cdrom" else "virtio")
-    if device not in RESCUE_DEVICES or bus not in RESCUE_BUSES or (device, bus) == ("cdrom", "virtio"):
+    is_q35 = guest.options.get("machine_type") == "q35"
+    bus = bus or (("sata" if is_q35 else "ide") if device == "cdrom" else "virtio")
+    buses = [one for one in RESCUE_BUSES if one != "ide" or not is_q35]
+    if device not in RESCUE_DEVICES or bus not in buses or (device, bus) == ("cdrom", "virtio"):
         raise VerbFailed(f"A rescue disk cannot be a {device} on {bus} here; set the image's hw_rescue_device to one "
-                         f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(RESCUE_BUSES)}.")
+                         f"of {', '.join(RESCUE_DEVICES)} and hw_rescue_bus to one of {', '.join(buses)}.")
     return device, bus

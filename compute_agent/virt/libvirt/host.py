@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.models import Device, HostInventory
+from common.models import Device, Fitting, HostInventory
+from compute_agent import machine
 from compute_agent.cpu_sets import CpuSets
 from compute_agent.virt.libvirt import capabilities
 from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
-from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, Place
 from compute_agent.virt.traits import COMMON, of_processor
 
 LOG = logging.getLogger(__name__)
@@ -101,6 +102,16 @@ def inventory(facts: Facts, state_dir: Path, virt_type: str, about: About) -> Ho
         reserved_memory_mb=about.reserved_memory_mb, reserved_disk_gb=about.reserved_disk_gb, pcpus=len(dedicated),
         cells=cells, devices=list(about.devices),
         facts={"supported_instances": capabilities.supported_instances(facts.capabilities, virt_type)})
+
+
+def place(libvirt: Connection, about: About, fitting: Fitting) -> Place:
+    """Where on this host a guest with this fitting is."""
+    shared: dict[int, tuple[int, ...]] = {}
+    if fitting.cells:
+        described = libvirt.ask("describe the host", lambda connection: str(connection.getCapabilities()))
+        shared = {cell.id: tuple(cell.cpus) for cell in capabilities.cells(described, about.cpus)}
+    return Place(tuple(fitting.cells), tuple(fitting.devices), shared, tuple(sorted(about.cpus.shared or ())),
+                 machine.most_cpu_shares())
 
 
 def traits(facts: Facts, has_threads: bool) -> list[str]:

@@ -279,6 +279,7 @@ def upload(path: Path, write_image: ImageWriter, run: Run) -> int:
         except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
             box.put(error)
 
+    run.phase("uploading 0 %")
     threading.Thread(target=push, name=f"upload-{path.parent.name}", daemon=True).start()
     try:
         while True:

@@ -12,17 +12,19 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from compute_agent.virt.interfaces import Plug
+from compute_agent.virt.libvirt import hardware_xml
 
 
-def element(plug: Plug, address: Mapping[str, str] | None = None) -> Element:
-    """One interface; ``address``: its place on the PCI bus, when it has one."""
+def element(plug: Plug, address: Mapping[str, str] | None, options: Mapping[str, str]) -> Element:
+    """One interface; ``address``: its place on the PCI bus, when it has one; ``options``: those of the hardware."""
     root = Element("interface", type="bridge")
     SubElement(root, "mac", address=plug.mac)
     SubElement(root, "source", bridge=plug.bridge)
     if plug.ovs:
         SubElement(SubElement(root, "virtualport", type="openvswitch"), "parameters", interfaceid=plug.port)
     SubElement(root, "target", dev=plug.device)
-    SubElement(root, "model", type="virtio")
+    SubElement(root, "model", type=options.get("vif_model", "virtio"))
+    hardware_xml.interface(root, options)
     if plug.mtu:
         SubElement(root, "mtu", size=str(plug.mtu))
     # Nothing boots from the network, and its ROM would cost a second of each boot.

@@ -24,15 +24,15 @@ RELEASE_SECONDS, ASK_EVERY, LOOK_EVERY = 20.0, 4.0, 0.2
 def attach(libvirt: Connection, server: str, fence: int, plug: Plug, run: Run) -> DomainState:
     """The domain has the interface: at once when it is active, else from its next start on."""
     def work() -> None:
-        active, described = _changeable(libvirt, server).active, libvirt.describe(server)
-        live = active and plug.mac not in interface_xml.found(described)
+        found, described = _changeable(libvirt, server), libvirt.describe(server)
+        live = found.active and plug.mac not in interface_xml.found(described)
         stored = plug.mac not in interface_xml.found(libvirt.describe(server, stored=True))
         if run.cancelled():
             raise Cancelled
         if live or stored:
             # One that an attach which was cut off has left in the guest alone is stored with the place that it has.
             place = interface_xml.addresses(described).get(plug.mac)
-            description = interface_xml.text(interface_xml.element(plug, place))
+            description = interface_xml.text(interface_xml.element(plug, place, found.marks.options))
             libvirt.attach(server, description, LIVE * live | STORED * stored)
     run.phase("attaching the interface")
     when_bridged(run, work)

@@ -29,7 +29,10 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) ->
     if not found.active:
         disks.convert(disk, target, run)
         return
-    with guest_agent.frozen(libvirt, server):
+    with guest_agent.frozen(libvirt, server) as still:
+        if not still and found.marks.options.get("require_quiesce") == "yes":
+            raise VerbFailed("The guest's file systems could not be made still, and its image demands that "
+                             "(os_require_quiesce); see whether qemu-guest-agent runs in it.")
         order = backup_xml(name, target)
         libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0))
     jobs.backup(libvirt, server, run)

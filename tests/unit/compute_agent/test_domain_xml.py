@@ -11,8 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from common.hardware import CellWish, Hardware
+from common.models import FittedCell
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt.domain_xml import (
+    KEPT,
     Disk,
     Domain,
     Marks,
@@ -22,6 +25,7 @@ from compute_agent.virt.libvirt.domain_xml import (
     metadata,
     read_metadata,
 )
+from compute_agent.virt.libvirt.hardware_xml import Place
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -32,6 +36,14 @@ EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME /
                   HOME / "config")
 RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
 PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
+EVERY_OPTION = {
+    "cpu_shares": "512", "cpu_period": "100000", "cpu_quota": "50000", "disk_total_bytes_sec": "1000000",
+    "disk_read_iops_sec": "100", "disk_write_iops_sec": "50", "vif_inbound_average": "1000", "vif_inbound_peak": "2000",
+    "vif_inbound_burst": "64", "vif_outbound_average": "500", "watchdog_action": "reset", "rng_bytes": "1024",
+    "rng_period": "2000", "boot_menu": "yes", "hide_hypervisor": "yes", "pmu": "no", "hpet": "yes", "vif_queues": "2",
+    "video_model": "qxl", "video_ram_mb": "32", "disk_bus": "sata", "cdrom_bus": "scsi", "scsi_model": "lsilogic",
+    "vif_model": "virtio", "machine_type": "pc", "pointer_model": "usbtablet", "guest_agent": "yes",
+    "require_quiesce": "yes", "os_type": "windows", "pci_policy": "legacy"}
 DOMAINS = {
     "emulated": EMULATED,
     "kvm_raw_base": replace(EMULATED, virt_type="kvm", vcpus=4, memory_mb=8192, config_drive=None,
@@ -45,6 +57,22 @@ DOMAINS = {
     "rescued": replace(EMULATED, made=5, rescue=Rescue(RESCUE)),
     "rescued_from_cdrom": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide")),
     "rescued_from_usb": replace(EMULATED, rescue=Rescue(RESCUE, "disk", "usb")),
+    "fitted": replace(
+        EMULATED, vcpus=4, memory_mb=3072,
+        hardware=Hardware(sockets=1, cores=2, threads_per_core=2, dedicated=frozenset({0, 1}), page_kb=2048,
+                          cells=(CellWish((0, 1, 2), 2048), CellWish((3,), 1024)), options={"cpu_shares": "20000"}),
+        place=Place((FittedCell(1, [0, 1, 2], {"0": 8, "1": 10}, 2048, 2048), FittedCell(0, [3], {}, 1024, 4)),
+                    ("0000:81:00.1",), {0: (0, 1, 2), 1: (9, 12)}, (0, 1, 2, 9, 12), 10000)),
+    "shared_set": replace(EMULATED, place=Place(cpus=(0, 1, 3))),
+    "every_option": replace(EMULATED, virt_type="kvm", vcpus=2, interfaces=(
+        Plug("0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c", 1450),),
+        hardware=Hardware(options=EVERY_OPTION)),
+    "q35_on_scsi": replace(EMULATED, rescue=Rescue(RESCUE), hardware=Hardware(options={
+        "machine_type": "q35", "disk_bus": "scsi", "guest_agent": "no", "rng": "no", "video_model": "none"})),
+    "ide_rescued_from_ide": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide"), hardware=Hardware(options={
+        "disk_bus": "ide", "vif_model": "e1000", "require_quiesce": "yes"})),
+    "usb_with_a_disk_as_config_drive": replace(EMULATED, config_drive_is_disk=True, hardware=Hardware(options={
+        "disk_bus": "usb"})),
 }
 
 
@@ -63,6 +91,8 @@ def test_a_name_stays_text(name: str) -> None:
 
 
 def test_metadata_comes_back() -> None:
+    kept = dict.fromkeys(KEPT, "1")
+    assert read_metadata(metadata(Marks(SERVER, 1, options=kept))) == Marks(SERVER, 1, options=kept)
     for marks in (Marks(SERVER, 42), Marks(SERVER, 42, made=7, rescue=9, started=1_800_000_000)):
         assert read_metadata(metadata(marks)) == marks
 

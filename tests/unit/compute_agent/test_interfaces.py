@@ -70,7 +70,7 @@ def test_only_a_bridge_is_waited_for() -> None:
 def test_interfaces_are_read_back_from_what_libvirt_describes() -> None:
     place = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x07", "function": "0x0"}
     placed, fresh = plug(WIRED), plug(replace(WIRED, mac="fa:16:3e:00:00:02", bridge="brq-other"))
-    elements = [interface_xml.element(placed, place), interface_xml.element(fresh)]
+    elements = [interface_xml.element(placed, place, {}), interface_xml.element(fresh, None, {})]
     described = f"<domain><devices>{''.join(map(interface_xml.text, elements))}</devices></domain>"
     assert set(interface_xml.found(described)) == {placed.mac, fresh.mac}
     assert interface_xml.addresses(described) == {placed.mac: place}
