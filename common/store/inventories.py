@@ -2,9 +2,9 @@
 """Inventories: how much of each resource class a provider has, and who says so.
 
 A host reports its classes (``report``); an operator may set reserved and ratio of those by hand, and add classes of
-their own (``store.providers``); aggregates may carry ratios. ``settle`` is where ``reserved`` and
-``allocation_ratio``, the only two that claims and schedulers read, follow from all of that: by hand before aggregates
-(the smallest of several) before what the host is configured with.
+their own (``put``, ``remove``: the placement service); aggregates may carry ratios. ``settle`` is where ``reserved``
+and ``allocation_ratio``, the only two that claims and schedulers read, follow from all of that: by hand before
+aggregates (the smallest of several) before what the host is configured with.
 """
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import os_resource_classes
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from common import errors
 from common.store.schema import aggregate_hosts, aggregates, allocations, inventories, providers
 
 #: Metadata of an aggregate that is the ratio of its hosts, as the API's users know it.
 RATIOS = {"cpu_allocation_ratio": "VCPU", "ram_allocation_ratio": "MEMORY_MB", "disk_allocation_ratio": "DISK_GB"}
+
+
+#: Of a class made by hand, where nothing else is said.
+DEFAULTS: Mapping[str, Any] = {"reserved": 0, "min_unit": 1, "max_unit": 2**31 - 1, "step_size": 1,
+                               "allocation_ratio": 1.0}
+
+
+class InUse(errors.Conflict):
+    """Somebody holds of what shall go."""
+
+    code = "placement.inventory.inuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,86 @@ def capacity(row: Row[Any] | Mapping[str, Any]) -> int:
     """What can be given out of an inventory, in whole units."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int((values["total"] - values["reserved"]) * values["allocation_ratio"])
+
+
+# --- by hand ---
+def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, dict[str, Row[Any]]]:
+    """The inventories of each of these providers, by class; one statement."""
+    found: dict[int, dict[str, Row[Any]]] = {number: {} for number in provider_ids}
+    for row in tx.execute(sa.select(inventories).where(inventories.c.provider_id.in_(sorted(found))).order_by(
+            inventories.c.resource_class)):
+        found[row.provider_id][row.resource_class] = row
+    return found
+
+
+def usages(tx: Connection, provider_ids: Iterable[int]) -> dict[tuple[int, str], int]:
+    """(provider, class) -> what is held of it; one statement."""
+    return _used(tx, sorted(set(provider_ids)))
+
+
+def put(tx: Connection, provider: Row[Any], wanted: Mapping[str, Mapping[str, Any]], whole: bool = True) -> None:
+    """Let a locked and touched provider have these classes, and with ``whole`` no others.
+
+    Of a class made by hand everything is set; what ``wanted`` leaves out gets its default. A class that the host
+    reports takes reserved and ratio by hand: left out they are the host's again, as it is they stay.
+
+    Raises:
+        Conflict: other facts than the host reports. InUse: a class that is left out is held by somebody.
+    """
+    known = of(tx, [provider.id])[provider.id]
+    if whole:
+        remove(tx, provider, sorted(set(known) - set(wanted)))
+    for name, values in wanted.items():
+        row = known.get(name)
+        if row is None:
+            tx.execute(sa.insert(inventories).values(provider_id=provider.id, resource_class=name,
+                                                     **{**DEFAULTS, **values}))
+            continue
+        tx.execute(sa.update(inventories).where(inventories.c.provider_id == provider.id,
+                                                inventories.c.resource_class == name).values(
+            {**DEFAULTS, **values} if row.host_ratio is None else _by_hand(provider, row, values)))
+    settle(tx, [provider.id])
+
+
+def remove(tx: Connection, provider: Row[Any], names: Sequence[str]) -> None:
+    """Take classes made by hand from a locked and touched provider.
+
+    Raises:
+        Conflict: its host reports one of them. InUse: somebody holds of them.
+    """
+    known = of(tx, [provider.id])[provider.id]
+    held = sorted((name for _, name in _used(tx, [provider.id]) if name in names), key=_place)
+    if held:
+        raise InUse(f"Inventory for '{', '.join(held)}' on resource provider '{provider.uuid}' in use.")
+    reported = [name for name in names if name in known and known[name].host_ratio is not None]
+    if reported:
+        raise errors.Conflict(f"{', '.join(reported)}: the host {provider.host} reports this itself, so it cannot be "
+                              "removed; give it too, with another reserved or allocation_ratio if you like.")
+    if names:
+        tx.execute(sa.delete(inventories).where(inventories.c.provider_id == provider.id,
+                                                inventories.c.resource_class.in_(names)))
+
+
+def _place(resource_class: str) -> tuple[int, str]:
+    """Standard classes first, in the order that everybody knows."""
+    known = os_resource_classes.STANDARDS
+    return known.index(resource_class) if resource_class in known else len(known), resource_class
+
+
+def _by_hand(provider: Row[Any], row: Row[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set by hand of a class that the host reports."""
+    for name in ("total", "min_unit", "max_unit", "step_size"):
+        if values.get(name, getattr(row, name)) != getattr(row, name):
+            raise errors.Conflict(
+                f"{row.resource_class}: {name} is {getattr(row, name)}, as the host {provider.host} reports it; only "
+                "reserved and allocation_ratio can be set by hand.")
+    made: dict[str, Any] = {}
+    for name, own in (("reserved", "set_reserved"), ("allocation_ratio", "set_ratio")):
+        if name not in values:
+            made[own] = None
+        elif values[name] != getattr(row, name):
+            made[own] = values[name]
+    return made or {"set_reserved": row.set_reserved}
 
 
 def _settled(row: Row[Any], ratio: float | None, used: int) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resource classes: what can be counted; the standard ones, and CUSTOM_* of the operator's own.
+
+Called by the placement service.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import os_resource_classes
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from common import errors
+from common.store.engine import insert_ignore, now
+from common.store.schema import inventories, resource_classes
+
+STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
+
+
+def list_all(tx: Connection) -> list[tuple[str, int | None]]:
+    """Every class and when it was made (None: it always was); one statement."""
+    own = tx.execute(sa.select(resource_classes).order_by(resource_classes.c.created_at, resource_classes.c.name))
+    return [*((name, None) for name in STANDARD), *((row.name, row.created_at) for row in own)]
+
+
+def unknown(tx: Connection, names: Iterable[str]) -> list[str]:
+    """Those of the names that no class has; at most one statement."""
+    wanted = set(names) - set(STANDARD)
+    if wanted:
+        wanted -= set(tx.scalars(sa.select(resource_classes.c.name).where(resource_classes.c.name.in_(sorted(wanted)))))
+    return sorted(wanted)
+
+
+def show(tx: Connection, name: str) -> int | None:
+    """When a class was made; None for a standard one. Raises NotFound."""
+    if name in STANDARD:
+        return None
+    row = tx.execute(sa.select(resource_classes.c.created_at).where(resource_classes.c.name == name)).first()
+    if row is None:
+        raise errors.NotFound(f"No such resource class {name}.")
+    return int(row.created_at)
+
+
+def create(tx: Connection, name: str) -> bool:
+    """Make a CUSTOM_ class known; False: it was."""
+    if not unknown(tx, [name]):
+        return False
+    insert_ignore(tx, resource_classes, {"name": name, "created_at": now()})
+    return True
+
+
+def rename(tx: Connection, name: str, to: str) -> None:
+    """Give a CUSTOM_ class that nothing uses another name.
+
+    Raises:
+        NotFound. BadRequest: it is a standard one. Conflict: the name is taken, or the class is in use.
+    """
+    if name in STANDARD:
+        raise errors.BadRequest(f"Cannot update standard resource class {name}")
+    show(tx, name)
+    if not unknown(tx, [to]):
+        raise errors.Conflict(f"Resource class already exists: {to}")
+    _check_unused(tx, name, "update")
+    tx.execute(sa.update(resource_classes).where(resource_classes.c.name == name).values(name=to))
+
+
+def delete(tx: Connection, name: str) -> None:
+    """Forget a CUSTOM_ class.
+
+    Raises:
+        NotFound. BadRequest: it is a standard one. Conflict: it is in use.
+    """
+    if name in STANDARD:
+        raise errors.BadRequest(f"Error in delete resource class: Cannot delete standard resource class {name}")
+    show(tx, name)
+    _check_unused(tx, name, "delete")
+    tx.execute(sa.delete(resource_classes).where(resource_classes.c.name == name))
+
+
+def _check_unused(tx: Connection, name: str, change: str) -> None:
+    query = sa.select(inventories.c.provider_id).where(inventories.c.resource_class == name).limit(1)
+    if tx.scalar(query) is not None:
+        raise errors.Conflict(f"Error in {change} resource class: Class is in use in inventory: {name}")
