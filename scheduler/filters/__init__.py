@@ -3,7 +3,7 @@
 
 ``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's names, installed
 distributions add their own as entry points. ``Filters.checks`` is the one order in which hosts are asked: named hosts,
-failing hosts, the enabled filters, and then what is promised whatever the operator enables (``placement``).
+failing hosts, the zone, the enabled filters, and then what is promised whatever the operator enables (``placement``).
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _plain(filter_: Filter) -> Factory:
     return lambda conf: filter_
 
 
-PROMISED = Entry()      # asked of every request by placement.promises; the name in the option changes nothing
+PROMISED = Entry()      # asked in any case (Filters.checks); the name in the option changes nothing
 BUILT_IN: dict[str, Entry] = {
     "AggregateImagePropertiesIsolation": Entry(aggregates.image_properties, on_rebuild=True),
     "AggregateInstanceExtraSpecsFilter": Entry(_plain(aggregates.extra_specs)),
@@ -49,7 +49,7 @@ BUILT_IN: dict[str, Entry] = {
     "AggregateNumInstancesFilter": Entry(partial(limits.num_instances, by_aggregate=True)),
     "AggregateTypeAffinityFilter": Entry(_plain(aggregates.type_affinity)),
     "AllHostsFilter": Entry(_plain(hosts.all_hosts)),
-    "AvailabilityZoneFilter": Entry(_plain(hosts.availability_zone)),
+    "AvailabilityZoneFilter": PROMISED,
     "ComputeCapabilitiesFilter": Entry(_plain(capabilities.compute_capabilities)),
     "ComputeFilter": Entry(_plain(hosts.compute_status)),
     "DifferentHostFilter": Entry(_plain(hints.different_host)),
@@ -90,6 +90,7 @@ class Filters:
         else:
             if not spec.is_rebuild:
                 yield from placement.failing_hosts(snapshot, self.failures)
+                yield from hosts.availability_zone(snapshot, spec)
             for filter_, on_rebuild in self.enabled:
                 if on_rebuild or not spec.is_rebuild:
                     yield from filter_(snapshot, spec)

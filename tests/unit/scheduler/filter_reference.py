@@ -324,5 +324,5 @@ def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) ->
         return promised and host.served and host.up and not host.forced_down
     if spec.is_rebuild:
         return all(REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD)
-    return (promised and traits(host, spec, world) and not_failing(host, spec, world)
-            and all(REFERENCE[name](host, spec, world) for name in enabled))
+    return (promised and availability_zone(host, spec, world) and traits(host, spec, world)
+            and not_failing(host, spec, world) and all(REFERENCE[name](host, spec, world) for name in enabled))
