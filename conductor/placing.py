@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from common import errors
 from common.clock import SECOND
 from common.hardware import Hardware, hardware
 from common.models import Flavor, ImageRef, RequestSpec
@@ -27,14 +28,19 @@ PAUSE_AT_MOST = 4 * SECOND
 
 
 def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
-    """Ask for hosts for all of them in one call.
+    """Ask for hosts for all of them in one call. One whose flavor or image asks for what no host makes, as it did not
+    when the server was made, has failed.
 
     Raises:
         NoAnswer: no scheduler answers.
     """
-    fresh = any(run.data.get("claims_lost") for run in runs)
-    by_server = {selection.server: selection for selection in
-                 engine.post.select([spec_of(run) for run in runs], fresh)}
+    fresh, specs = any(run.data.get("claims_lost") for run in runs), []
+    for run in runs:
+        try:
+            specs.append(spec_of(run))
+        except errors.BadRequest as problem:
+            run.fail(problem.text)
+    by_server = {selection.server: selection for selection in engine.post.select(specs, fresh)} if specs else {}
     for run in runs:
         run.selection = by_server.get(run.server.id)
 
