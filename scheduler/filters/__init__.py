@@ -7,11 +7,13 @@ failing hosts, the zone, the enabled filters, and then what is promised whatever
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 
+import numpy as np
 from oslo_config import cfg
 
 from common.models import RequestSpec
@@ -20,6 +22,7 @@ from scheduler.filters.check import Check, Factory, Filter, of_facts
 from scheduler.snapshot import Mask, Snapshot
 
 __all__ = ["Check", "Factory", "Filter", "Filters", "UnknownFilter", "load", "of_facts"]
+log = logging.getLogger(__name__)
 ENTRY_POINTS = "kilonova.scheduler.filters"
 
 
@@ -123,7 +126,23 @@ def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, 
     """A third party's filter. Its code runs here for the first time, so anything may go wrong."""
     try:
         factory = point.load()
-        return factory(conf), bool(getattr(factory, "on_rebuild", False))
+        return _guarded(point.name, factory(conf)), bool(getattr(factory, "on_rebuild", False))
     except Exception as problem:
         raise UnknownFilter(f"[scheduler] enabled_filters: {point.name} ({point.value}) cannot be made: "
                             f"{type(problem).__name__}: {problem}") from problem
+
+
+def _guarded(name: str, ask: Filter) -> Filter:
+    """A third party's filter that fails lets nobody in, and says so: other requests are in hand beside this one."""
+    def guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
+        size = len(snapshot.names)
+        try:
+            checks = list(ask(snapshot, spec))
+            wrong = [check for check in checks if check.passes.dtype != np.bool_ or check.passes.shape != (size,)]
+            if wrong:
+                raise ValueError(f"passes must be {size} booleans, one a host, where it says: {wrong[0].text}")
+        except Exception:
+            log.exception("the filter %s failed; repair it or take it out of [scheduler] enabled_filters", name)
+            return [Check(np.zeros(size, np.bool_), f"not let in because {name} failed (see the scheduler's log)")]
+        return checks
+    return guarded

@@ -39,8 +39,7 @@ from conductor.saga import Engine
 from conductor.service import Conductor, Messages
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
-from scheduler.select import Options
-from scheduler.service import OneAtATime
+from scheduler.service import OneAtATime, options
 from tests.functional.messages import Network, PrivateTransport
 from tests.workflows.networks import Networks
 
@@ -100,8 +99,8 @@ class Cloud:
         return conductor
 
     def start_scheduler(self) -> None:
-        hosts = Hosts(self._store("scheduler"), Clock(), "nova")
-        scheduler_rpc.serve(self._transport(), "s1/1", OneAtATime(Proposals(hosts, Options())))
+        hosts = Hosts(self._store("scheduler"), Clock())
+        scheduler_rpc.serve(self._transport(), "s1/1", OneAtATime(Proposals(hosts, options(self.conf))))
 
     def start_agent(self, name: str, journal: Journal | None = None) -> None:
         """Returns when the database knows the host."""

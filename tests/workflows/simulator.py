@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids, states
+from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import NoAnswer
@@ -31,7 +31,7 @@ from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
-from scheduler.select import Options
+from scheduler.service import options
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
 
@@ -89,7 +89,7 @@ class Cloud:
         schema.metadata.create_all(store.engine)
         self.images, self.networks = Images(), Networks()
         self.hosts = {f"h{n}": Host(f"h{n}", time, self.images) for n in range(1, hosts + 1)}
-        self.scheduler = Proposals(Hosts(store, time, "nova"), Options())
+        self.scheduler = Proposals(Hosts(store, time), options(config.load()))
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,

@@ -94,6 +94,14 @@ def odd_hosts(conf):
     return ask
 odd_hosts.on_rebuild = True
 
+def late(conf):
+    def ask(snapshot, spec):
+        raise KeyError("rack")
+    return ask
+
+def short(conf):
+    return lambda snapshot, spec: [Check(np.ones(1, np.bool_), "too short")]
+
 class Broken:
     def __init__(self, conf):
         raise RuntimeError("no licence")
@@ -111,10 +119,11 @@ def install(folder: Path, name: str, module: str, entry_points: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A distribution with filters: one that works and two that do not."""
+    """A distribution with filters: one that works, others that do not."""
     install(tmp_path, "example_filters", THEIRS,
             "[kilonova.scheduler.filters]\nOddHostsFilter = example_filters:odd_hosts\n"
-            "BrokenFilter = example_filters:Broken\nMissingFilter = example_filters:gone\n")
+            "BrokenFilter = example_filters:Broken\nMissingFilter = example_filters:gone\n"
+            "LateFilter = example_filters:late\nShortFilter = example_filters:short\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("example_filters", None)
@@ -138,6 +147,16 @@ def test_a_filter_of_others_that_cannot_be_made_ends_in_a_message() -> None:
         filters.load(conf(enabled_filters=["MissingFilter"]))
     with pytest.raises(filters.UnknownFilter, match="unknown RamFilter; allowed are .*BrokenFilter.*OddHostsFilter"):
         filters.load(conf(enabled_filters=["RamFilter"]))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("name", "logged"), [
+    ("LateFilter", "KeyError: 'rack'"), ("ShortFilter", "must be 2 booleans, one a host, where it says: too short")])
+def test_a_filter_of_others_that_fails_lets_nobody_in_and_is_logged(
+        name: str, logged: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert told([Host("host0"), Host("host1")], request(), name)[""] == (
+        f"not let in because {name} failed (see the scheduler's log)")
+    assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
 
 
 def test_the_example_for_third_parties_in_the_documentation_works(tmp_path: Path,
