@@ -209,9 +209,10 @@ class Policy:
     Args:
         policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the same name, and
             it is read again when it changes. None: the defaults.
+        rules: the defaults; of the placement service they are others.
     """
 
-    def __init__(self, policy_file: str | None = None) -> None:
+    def __init__(self, policy_file: str | None = None, rules: Mapping[str, str] = RULES) -> None:
         from oslo_config import cfg
         from oslo_policy import opts, policy
         if policy_file and not Path(policy_file).is_file():
@@ -222,7 +223,8 @@ class Policy:
         conf.set_override("policy_dirs", [], group="oslo_policy")
         self._enforcer = policy.Enforcer(conf, policy_file=policy_file, use_conf=policy_file is not None)
         scope = ["project"]
-        defaults = [policy.RuleDefault(name, check, scope_types=scope) for name, check in {**BASES, **RULES}.items()]
+        defaults = [policy.RuleDefault(name, check, scope_types=scope) for name, check in {**BASES, **rules}.items()]
+        self._known = {*BASES, *rules}
         self._enforcer.register_defaults(defaults)
         self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
         if policy_file:
@@ -232,7 +234,7 @@ class Policy:
 
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
         """May the caller do it to the target (without one: to things of their own)? Unknown rules deny."""
-        if rule not in RULES and rule not in BASES:
+        if rule not in self._known:
             return False
         roles = implied(context.roles)
         caller = {"user_id": context.user_id, "project_id": context.project_id, "roles": list(roles),

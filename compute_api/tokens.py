@@ -69,8 +69,9 @@ class _Protocol(auth_token.AuthProtocol):  # type: ignore[misc]  # the library h
             raise errors.Unavailable("The identity service does not answer; try again later.") from problem
 
 
-def authenticated(application: Any, conf: cfg.ConfigOpts) -> Any:
-    """The application behind tokens that [identity] can check."""
+def authenticated(application: Any, conf: cfg.ConfigOpts,
+                  fault: Callable[[int, str], dict[str, Any]] = faults.body) -> Any:
+    """The application behind tokens that [identity] can check; ``fault`` makes the body of an error."""
     # It warns of every option of the password plugin, which it then uses.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     own = conf.identity
@@ -88,5 +89,5 @@ def authenticated(application: Any, conf: cfg.ConfigOpts) -> Any:
             return protocol(environ, start_response)
         except errors.Unavailable as problem:
             start_response("503 Service Unavailable", [("Content-Type", "application/json"), ("Retry-After", "1")])
-            return [orjson.dumps(faults.body(503, problem.text))]
+            return [orjson.dumps(fault(503, problem.text))]
     return entry

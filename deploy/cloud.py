@@ -47,18 +47,20 @@ class Ports:
     network: int = 9696       # over UDP, the hosts' tunnels
     metadata: int = 8775
     console: int = 6080
-    COUNT: ClassVar[int] = 9
+    placement: int = 8778
+    COUNT: ClassVar[int] = 10
 
     @classmethod
     def from_base(cls, base: int) -> Ports:
         """``COUNT`` ports in a row."""
-        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8)))
+        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9)))
 
     def taken(self) -> dict[str, int]:
         """Every port with what it is for."""
         return {"identity": self.identity, "image": self.image, "api": self.api, "broker": self.broker,
                 "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2,
-                "network": self.network, "metadata": self.metadata, "console": self.console}
+                "network": self.network, "metadata": self.metadata, "console": self.console,
+                "placement": self.placement}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,10 @@ class Cloud:
     @property
     def console_url(self) -> str:
         return f"http://127.0.0.1:{self.ports.console}"
+
+    @property
+    def placement_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.placement}"
 
     @property
     def has_networks(self) -> bool:
@@ -202,6 +208,7 @@ class Cloud:
             "identity": {"auth_url": self.identity_url, "password": self.password("kilonova")},
             "metadata": {"port": self.ports.metadata, "proxy_shared_secret": self.password("metadata")},
             "console": {"port": self.ports.console, "public_url": self.console_url},
+            "placement": {"port": self.ports.placement},
         }
         head = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
         return head + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())

@@ -19,6 +19,8 @@ PYTHON = VENV / "bin/python"
 RUNTIME = ROOT / "deploy/requirements.txt"
 TEST = ROOT / "deploy/requirements-test.txt"
 INSTALLER = ROOT / "deploy/requirements-installer.txt"
+#: The placement service's own tests as data, beside what Python imports: its program is never run.
+ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-placement-tests.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
 
 
@@ -34,18 +36,38 @@ def make(lock: Path, log: Path) -> str:
         run([sys.executable, "-m", "venv", "--clear", VENV], "Install the Debian package python3-venv.", log=log)
     run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes",
          "--requirement", INSTALLER], ADVICE, log=log)
-    install: list[str | Path] = [VENV / "bin/uv", "pip", "install", "--python", PYTHON, "--compile-bytecode",
-                                 "--quiet"]
-    index = os.environ.get("PIP_INDEX_URL")
-    more = {"UV_NATIVE_TLS": "true"}        # trust what the machine trusts, for networks with an authority of their own
-    if index and "UV_INDEX_URL" not in os.environ:
-        more["UV_INDEX_URL"] = index
+    install, more = _installer("--compile-bytecode")
     run([*install, "--require-hashes", "--requirement", lock], ADVICE, log=log, env=more)
     run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], ADVICE, log=log)
     for old in VENV.glob(".lock-*"):
         old.unlink()
     _stamp(lock).touch()
     return f"made from {lock.name}"
+
+
+def make_oracle(log: Path) -> str:
+    """Fetch the placement service's own tests; returns a note.
+
+    Raises:
+        Failure: the package could not be downloaded.
+    """
+    pin = ORACLE_PIN.read_text()
+    stamp = ORACLE / ".pin"
+    if stamp.exists() and stamp.read_text() == pin:
+        return "up to date"
+    install, more = _installer("--no-deps", "--target", ORACLE)
+    run([*install, "--require-hashes", "--requirement", ORACLE_PIN], ADVICE, log=log, env=more)
+    stamp.write_text(pin)
+    return f"made from {ORACLE_PIN.name}"
+
+
+def _installer(*options: str | Path) -> tuple[list[str | Path], dict[str, str]]:
+    """The command that installs packages, and what it needs in the environment."""
+    index = os.environ.get("PIP_INDEX_URL")
+    more = {"UV_NATIVE_TLS": "true"}        # trust what the machine trusts, for networks with an authority of their own
+    if index and "UV_INDEX_URL" not in os.environ:
+        more["UV_INDEX_URL"] = index
+    return [VENV / "bin/uv", "pip", "install", "--python", PYTHON, "--quiet", *options], more
 
 
 def _stamp(lock: Path) -> Path:

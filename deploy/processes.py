@@ -25,7 +25,7 @@ PYTHON = str(VENV / "bin/python")
 #: What runs before the others, which would find nothing and wait.
 NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 #: Once in a cloud; each is a program of our own.
-SERVICES = ("api", "conductor", "scheduler")
+SERVICES = ("api", "conductor", "scheduler", "placement")
 
 
 def programs(cloud: Cloud) -> list[Program]:

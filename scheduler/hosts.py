@@ -1,30 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts as columns: read from the store, kept fresh, less what was just proposed.
+"""The scheduler's memory of the hosts: read from the store, kept fresh, less what was just proposed.
 
-``scheduler.service`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.select``. A read happens
-only when asked and at most every 50 ms: providers changed since the last read less 5 s (a change may commit
-later than another one with a younger time), everything once a minute. A proposal is taken off its host until
-that provider's generation moves or 5 s pass; it spreads parallel requests and is never a reason to refuse.
+``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.select``. A read happens only when
+asked and at most every 50 ms: hosts changed since the last read less 5 s (a change may commit later than another one
+with a younger time), and in turn some of the others, so that all are read within a minute without a pause for any
+request. A proposal is taken off its host until that provider's generation moves or 5 s pass; it spreads parallel
+requests and is never a reason to refuse.
 """
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.clock import SECOND, Clock
-from common.models import RequestSpec
+from common.models import Fitting, RequestSpec
 from common.store import host_states
-from common.store.engine import Store
-from scheduler.snapshot import Snapshot, Stock
+from common.store.engine import Connection, Store
+from common.store.host_states import GroupRow, HostRows, Marks
+from scheduler.columns import Columns, seed
+from scheduler.snapshot import Group, Snapshot
 
+__all__ = ["Around", "Hosts", "Wants", "seed"]
 PAUSE = 0.05            # seconds between two reads
-WHOLE = 60.0            # seconds between two reads of everything
+TURN = 60.0             # seconds in which every host is read, whatever changed
+COUNT = 1.0             # seconds between two looks whether hosts are gone
+MEASURES = 10.0         # seconds between two reads of what agents measured
+AT_ONCE = 5000          # hosts in one statement when all are read
+MOST_IN_TURN = 2000     # hosts whose turn it is, at most, in one read
 OVERLAP = 5 * SECOND    # how much later than its time a change may become visible
 PROPOSAL = 5.0          # seconds that a proposal counts
+HINTS = ("same_host", "different_host")     # hints that name servers
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What somebody looks at. pause: seconds that a host with failed builds is left out."""
+
+    default_zone: str = "nova"
+    pause: int = 300
+    metrics: bool = False
+    images: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What was read for some requests alone: their groups, and by project where servers are that their hints name."""
+
+    groups: dict[str, GroupRow]
+    places: dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +57,38 @@ class _Proposal:
     host: str
     generation: int
     resources: dict[str, int]
+    group: str | None
+    fitting: Fitting | None
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """One read of the store. turn: the providers whose turn it was, from ``after`` to ``last``."""
+
+    marks: Marks
+    rows: list[HostRows]
+    working: dict[str, int]
+    gone: list[int]
+    aggregates: tuple[Sequence[object], dict[int, list[str]]] | None
+    last: int
 
 
 class Hosts:
     """The scheduler's memory of the hosts. One thread uses it."""
 
-    def __init__(self, store: Store, clock: Clock, default_zone: str) -> None:
+    def __init__(self, store: Store, clock: Clock, wants: Wants | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._default_zone = default_zone
-        self._base = Snapshot()
-        self._providers: dict[int, int] = {}        # provider id -> row
-        self._generations: list[int] = []
+        self._wants = wants or Wants()
+        self._columns = Columns()
         self._proposals: dict[str, _Proposal] = {}  # by server
-        self._read_at = 0                           # the database's clock
-        self._refreshed = self._whole = float("-inf")
+        self._marks = Marks(0, 0, 0, 0)
+        self._turn = 0                              # the provider whose turn was last
+        self._measured_at = 0
+        self._refreshed = self._counted = self._measured = float("-inf")
 
+    # --- reading ---
     def refresh(self, at_once: bool = False) -> bool:
         """Read what changed, unless the last read is younger than 50 ms and ``at_once`` is false.
 
@@ -60,35 +100,121 @@ class Hosts:
         moment = self._clock.monotonic()
         if not at_once and moment - self._refreshed < PAUSE:
             return False
-        whole = moment - self._whole >= WHOLE
-        rows = self._store.read(lambda tx: host_states.read(tx, None if whole else self._read_at - OVERLAP))
-        if not whole and any(row.id not in self._providers for row in rows.providers):
-            whole = True
-            rows = self._store.read(host_states.read)
-        if whole:
-            self._start_over(rows.providers)
-            self._whole = moment
-        self._fill_stock(rows)
-        self._fill_flags(rows)
-        self._read_at, self._refreshed = rows.read_at, moment
+        self._store.read(lambda tx: self._read(tx, moment, at_once))
+        self._refreshed = moment
         self._forget_old(moment)
         return True
 
-    def snapshot(self, proposals: bool = True) -> Snapshot:
-        """The hosts as last read, less the proposals in flight when asked so; the caller's own to change."""
-        base = self._base
-        stock = {name: Stock(column.free.copy(), column.least, column.most, column.step)
-                 for name, column in base.stock.items()}
-        copy = Snapshot(base.names, base.rows, base.seeds, base.served, base.disabled, base.forced_down, base.up,
-                        base.zones, base.zone_numbers, stock)
+    def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
+        """Each statement's rows are taken in before the next is sent, so memory holds few; repeated as a whole it
+        does no harm."""
+        columns, since = self._columns, self._marks.read_at - OVERLAP
+        marks = host_states.marks(tx)
+        if not columns.ids.size:
+            moved = self._read_all(tx)
+        else:
+            moved = columns.take_in(host_states.read(tx, host_states.changed(since), self._wants.images))
+            moved |= self._take_turn(tx, moment)
+            if at_once or moment - self._counted >= COUNT:
+                moved |= self._drop_gone(tx)
+                self._counted = moment
+        known = set() if moved else {aggregate.id for aggregate in columns.base.aggregates}
+        before = self._marks
+        if (moved or not columns.base.zone_numbers or marks.newest >= since
+                or (marks.number, marks.total) != (before.number, before.total)):
+            rows, members = host_states.aggregates_with(tx, known, since)
+            columns.fill_aggregates(rows, members, self._wants.default_zone)
+        columns.fill_working(host_states.working(tx))
+        self._read_extras(tx, moment)
+        self._marks = marks
+
+    def _read_all(self, tx: Connection) -> bool:
+        ids = host_states.ids(tx)
+        for start in range(0, len(ids), AT_ONCE):
+            part = ids[start:start + AT_ONCE]
+            self._columns.take_in(host_states.read(tx, host_states.between(part[0] - 1, part[-1]), self._wants.images))
+        return True
+
+    def _take_turn(self, tx: Connection, moment: float) -> bool:
+        """Read the hosts whose turn it is: a share of all as large as the share of a minute that went by."""
+        columns = self._columns
+        share = min(1.0, (moment - self._refreshed) / TURN)
+        number = min(MOST_IN_TURN, int(share * columns.ids.size))
+        if not number:
+            return False
+        ahead = columns.ids[columns.ids > self._turn][:number]
+        if not ahead.size:
+            self._turn = 0
+            columns.tidy()
+            return False
+        after, self._turn = self._turn, int(ahead[-1])
+        return columns.take_in(host_states.read(tx, host_states.between(after, self._turn), self._wants.images))
+
+    def _drop_gone(self, tx: Connection) -> bool:
+        """Hosts are gone when fewer are there than are known: look which."""
+        columns = self._columns
+        if host_states.count(tx) == columns.ids.size:
+            return False
+        gone = sorted(set(columns.ids.tolist()) - set(host_states.ids(tx)))
+        columns.keep(gone)
+        return bool(gone)
+
+    def _read_extras(self, tx: Connection, moment: float) -> None:
+        """What only some weighers look at."""
+        columns = self._columns
+        if self._wants.metrics and moment - self._measured >= MEASURES:
+            columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP))
+            self._measured, self._measured_at = moment, self._marks.read_at
+        if self._wants.images:
+            images = {image for found in columns.images.values() for image in found}
+            columns.fill_images(host_states.image_properties(tx, images))
+
+    def around(self, specs: Sequence[RequestSpec]) -> Around:
+        """Read what these requests alone name.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        groups = {spec.group for spec in specs if spec.group}
+        named: dict[str, set[str]] = {}
+        for spec in specs:
+            for hint in HINTS:
+                told = spec.hints.get(hint) or ()
+                named.setdefault(spec.project_id, set()).update([told] if isinstance(told, str) else map(str, told))
+        asked = {project: servers for project, servers in named.items() if servers}
+        if not groups and not asked:
+            return Around({}, {})
+        servers = [spec.server for spec in specs]
+        return self._store.read(lambda tx: Around(
+            host_states.groups(tx, groups, servers) if groups else {},
+            {project: host_states.places(tx, wanted, project) for project, wanted in asked.items()}))
+
+    # --- what was read ---
+    def snapshot(self, around: Around | None = None, proposals: bool = True) -> Snapshot:
+        """The hosts as last read, less the proposals in flight when asked so; the caller's own to take from."""
+        copy = self._columns.base.copy()
+        self._fill_waits(copy)
+        for name, group in around.groups.items() if around is not None else ():
+            copy.groups[name] = Group(group.policy, group.most, {
+                copy.rows[host]: number for host, number in group.members.items() if host in copy.rows})
+        copy.places_by_project = around.places if around is not None else {}
         for proposal in self._proposals.values() if proposals else ():
-            copy.take(proposal.host, proposal.resources)
+            copy.take(proposal.host, proposal.resources, proposal.group, proposal.fitting)
         return copy
 
-    def propose(self, spec: RequestSpec, host: str) -> None:
+    def _fill_waits(self, copy: Snapshot) -> None:
+        if copy.failures.any():
+            now = self._marks.read_at + (self._clock.monotonic() - self._refreshed) * SECOND
+            left = (self._columns.own["failed_at"] - now) / SECOND + self._wants.pause
+            copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(np.int64)
+
+    # --- proposals ---
+    def propose(self, spec: RequestSpec, host: str, fitting: Fitting | None = None) -> None:
         """Remember that the server was proposed for the host."""
-        generation = self._generations[self._base.rows[host]]
-        self._proposals[spec.server] = _Proposal(host, generation, spec.resources, self._clock.monotonic())
+        columns = self._columns
+        generation = int(columns.own["generations"][columns.base.rows[host]])
+        self._proposals[spec.server] = _Proposal(host, generation, spec.resources, spec.group, fitting,
+                                                 self._clock.monotonic())
 
     def withdraw(self, servers: Iterable[str]) -> None:
         """Forget the proposals for servers that are asked for again: they came to nothing."""
@@ -96,65 +222,9 @@ class Hosts:
             self._proposals.pop(server, None)
 
     def _forget_old(self, moment: float) -> None:
+        columns = self._columns
         for server, proposal in list(self._proposals.items()):
-            row = self._base.rows.get(proposal.host)
-            moved = row is None or self._generations[row] != proposal.generation
+            row = columns.base.rows.get(proposal.host)
+            moved = row is None or int(columns.own["generations"][row]) != proposal.generation
             if moved or moment - proposal.at > PROPOSAL:
                 del self._proposals[server]
-
-    def _start_over(self, providers: host_states.Rows) -> None:
-        names = [row.host for row in providers]
-        size = len(names)
-        self._providers = {row.id: number for number, row in enumerate(providers)}
-        self._generations = [0] * size
-        self._base = Snapshot(names, {name: number for number, name in enumerate(names)}, _seeds(names))
-
-    def _fill_stock(self, rows: host_states.HostRows) -> None:
-        stock, size = self._base.stock, len(self._base.names)
-        read = {row.id: self._providers[row.id] for row in rows.providers}
-        for provider in rows.providers:
-            number = read[provider.id]
-            self._generations[number] = provider.generation
-            for column in stock.values():           # a class may have gone from the provider
-                column.free[number] = column.most[number] = 0
-        for row in rows.inventories:
-            if row.provider_id in read:             # else it changed since the first query: next time
-                if row.resource_class not in stock:
-                    stock[row.resource_class] = _empty_stock(size)
-                column, number = stock[row.resource_class], read[row.provider_id]
-                column.free[number] = int((row.total - row.reserved) * row.allocation_ratio) - int(row.used)
-                column.least[number], column.most[number] = row.min_unit, row.max_unit
-                column.step[number] = max(1, row.step_size)
-
-    def _fill_flags(self, rows: host_states.HostRows) -> None:
-        base = self._base
-        size = len(base.names)
-        base.served, base.disabled, base.forced_down, base.up = (np.zeros(size, np.bool_) for _ in range(4))
-        for service in rows.services:
-            number = base.rows.get(service.host)
-            if number is not None:
-                base.served[number] = True
-                base.disabled[number], base.forced_down[number] = service.disabled, service.forced_down
-                base.up[number] = service.up
-        base.zone_numbers = {name: number for number, name in
-                             enumerate(sorted({self._default_zone, *rows.zones.values()}))}
-        default = base.zone_numbers[self._default_zone]
-        base.zones = np.full(size, default, np.int64)
-        for host, zone in rows.zones.items():
-            if host in base.rows:
-                base.zones[base.rows[host]] = base.zone_numbers[zone]
-
-
-def _empty_stock(size: int) -> Stock:
-    free, least, most = (np.zeros(size, np.int64) for _ in range(3))
-    return Stock(free, least, most, np.ones(size, np.int64))
-
-
-def _seeds(names: list[str]) -> NDArray[np.uint64]:
-    """A number a host that depends on its name alone, for breaking near-ties."""
-    return np.array([seed(name) for name in names], np.uint64)
-
-
-def seed(text: str) -> int:
-    """64 bits that spread evenly; the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

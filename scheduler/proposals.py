@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers the conductor: a fresh enough snapshot, a selection for each server, and what was just proposed.
 
-The RPC server calls ``Proposals.select``, one call at a time. "No host" is only said from a snapshot read
-after the request arrived and without what others were merely proposed: a proposal is not a claim.
+The RPC server calls ``Proposals.select`` and ``explain``, one call at a time. "No host" is only said from a snapshot
+read after the request arrived and without what others were merely proposed: a proposal is not a claim.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.models import RequestSpec, Selection
-from scheduler.hosts import Hosts
-from scheduler.select import Options, select
+from common.models import Explanation, RequestSpec, Selection
+from scheduler.explain import explain
+from scheduler.hosts import Around, Hosts
+from scheduler.select import Choice, Options, select
 
 
 class Proposals:
@@ -30,22 +31,36 @@ class Proposals:
         """
         self._hosts.withdraw(spec.server for spec in specs)
         read = self._hosts.refresh(at_once=fresh)
-        chosen = {answer.server: answer for answer in select(self._hosts.snapshot(), specs, self._options)}
-        missing = [spec for spec in specs if not chosen[spec.server].hosts]
-        if missing:
+        around = self._hosts.around(specs)
+        choices = select(self._hosts.snapshot(around), specs, self._options)
+        if not all(choice.selection.hosts for choice in choices):
             if not read:
                 self._hosts.refresh(at_once=True)
-            chosen |= self._last_resort(specs, chosen, missing)
-        for spec in specs:
-            for host in chosen[spec.server].hosts[:1]:
-                self._hosts.propose(spec, host)
-        return [chosen[spec.server] for spec in specs]
+            choices = self._last_resort(specs, choices, around)
+        for spec, choice in zip(specs, choices, strict=True):
+            for host in choice.selection.hosts[:1]:
+                self._hosts.propose(spec, host, choice.fitting)
+        return [choice.selection for choice in choices]
 
-    def _last_resort(self, specs: Sequence[RequestSpec], chosen: dict[str, Selection],
-                     missing: Sequence[RequestSpec]) -> dict[str, Selection]:
+    def explain(self, spec: RequestSpec) -> Explanation:
+        """What would become of such a server now. Nothing is remembered of it.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        self._hosts.refresh(at_once=True)
+        return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self._options)
+
+    def _last_resort(self, specs: Sequence[RequestSpec], choices: list[Choice], around: Around) -> list[Choice]:
         """Again for the servers that found none, on what is free less only this request's own choices."""
-        snapshot = self._hosts.snapshot(proposals=False)
-        for spec in specs:
-            for host in chosen[spec.server].hosts[:1]:
-                snapshot.take(host, spec.resources)
-        return {answer.server: answer for answer in select(snapshot, missing, self._options)}
+        snapshot = self._hosts.snapshot(around, proposals=False)
+        missing = []
+        for number, choice in enumerate(choices):
+            for host in choice.selection.hosts[:1]:
+                snapshot.take(host, specs[number].resources, specs[number].group, choice.fitting)
+            if not choice.selection.hosts:
+                missing.append(number)
+        for number, choice in zip(missing, select(snapshot, [specs[number] for number in missing], self._options),
+                                  strict=True):
+            choices[number] = choice
+        return choices

@@ -1,107 +1,202 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose hosts: candidates, filters, weighers, reasons. Pure: the same input gives the same answer.
+"""Choose hosts: who passes, in which order, and why not the others. Pure: the same input gives the same answer.
 
-Called by ``scheduler.service`` with a snapshot that it may use up: each server of the list takes its first
-choice from the same remaining columns, so a request for many is one pass. Every host that is not a
-candidate is rejected for exactly one reason, the first that holds.
+Called by ``scheduler.proposals`` with a snapshot that it may use up. Requests that are equal but for their server are
+filtered and scored once; then each takes the best host that has room left, which changes the score of that host alone.
+Every host that is not a candidate is rejected for exactly one reason, the first that holds.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
-from common.models import RequestSpec, Selection
-from scheduler.filters import FILTERS, Check
-from scheduler.filters.placement import named_hosts, resources
-from scheduler.hosts import seed
+from common import numa
+from common.hardware import Hardware, hardware
+from common.models import Fitting, RequestSpec, Selection
+from scheduler.filters import Check, Filters
+from scheduler.filters.check import UNLIMITED
+from scheduler.score import scores
 from scheduler.snapshot import Mask, Numbers, Snapshot
-from scheduler.weighers import WEIGHERS, Weights, normalised
+from scheduler.weighers import Weigher
 
-NEAR = 0.01      # hosts whose weights differ by less (of the sum of multipliers) count as equally good
 NAMED = 1000     # most hosts that one selection names, so that an answer stays small
+_WANTED = attrgetter("project_id", "resources", "group", "availability_zone", "flavor", "image_id", "image_properties",
+                     "required_traits", "forbidden_traits", "force_host", "requested_host", "excluded", "hints",
+                     "is_rebuild")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hosts``: most hosts in an answer, the first choice and its alternates."""
+    """hosts: most hosts in an answer, the first choice and its alternates. metrics: those that a host must tell."""
 
-    filters: tuple[str, ...] = ("ComputeFilter", "AvailabilityZoneFilter")
-    multipliers: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(WEIGHERS, 1.0))
+    filters: Filters
+    weighers: tuple[Weigher, ...]
     hosts: int = 3
+    metrics: tuple[str, ...] = ()
 
 
-def select(snapshot: Snapshot, specs: Sequence[RequestSpec], options: Options) -> list[Selection]:
-    """One selection for each spec, in the same order; an empty ``hosts`` means that no host fits now."""
-    selections, zones = [], {number: zone for zone, number in snapshot.zone_numbers.items()}
-    for spec in specs:
-        passing, rejections = examine(snapshot, spec, options)
-        rows = _best(snapshot, spec, passing, options)
-        if rows.size:
-            hosts = [snapshot.names[row] for row in rows]
-            snapshot.take(hosts[0], spec.resources)
-            selections.append(Selection(spec.server, hosts, zones={
-                snapshot.names[row]: zones[int(snapshot.zones[row])] for row in rows}))
+@dataclass(frozen=True, slots=True)
+class Found:
+    """passing: the hosts that pass every check. room: how many such servers each of them takes. removed: each check
+    with the hosts that it was the first to reject. settles: the first server placed changes who passes."""
+
+    passing: Mask
+    room: Numbers | None
+    removed: list[tuple[Check, Mask]]
+    settles: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one server is proposed: the hosts, best first, and which parts it would have of the first."""
+
+    selection: Selection
+    fitting: Fitting | None = field(default=None)
+
+
+def select(snapshot: Snapshot, specs: Sequence[RequestSpec], options: Options) -> list[Choice]:
+    """One choice for each spec, in the same order; an empty ``hosts`` means that no host fits now."""
+    choices: dict[int, Choice] = {}
+    for numbers in _batches(specs):
+        left = list(numbers)
+        while left:
+            batch = [specs[number] for number in left]
+            made = _choose(snapshot, batch, options)
+            choices.update(zip(left, made, strict=False))
+            left = left[len(made):]
+    return [choices[number] for number in range(len(specs))]
+
+
+def _batches(specs: Sequence[RequestSpec]) -> list[list[int]]:
+    """Positions of requests that are equal but for their server, together."""
+    batches: list[tuple[object, list[int]]] = []
+    for number, spec in enumerate(specs):
+        wanted = _WANTED(spec)
+        for known, numbers in reversed(batches):
+            if known == wanted:
+                numbers.append(number)
+                break
         else:
-            selections.append(Selection(spec.server, [], _sentence(snapshot, rejections),
-                                        _by_host(snapshot, rejections)))
-    return selections
+            batches.append((wanted, [number]))
+    return [numbers for _, numbers in batches]
 
 
-def examine(snapshot: Snapshot, spec: RequestSpec, options: Options) -> tuple[Mask, list[tuple[Check, Mask]]]:
-    """The hosts that pass every check, and each check with the hosts that it was the first to reject."""
-    passing = np.ones(len(snapshot.names), np.bool_)
-    rejections = []
-    for check in _checks(snapshot, spec, options):
-        rejected = passing & ~check.passes
-        if rejected.any():
-            rejections.append((check, rejected))
-            passing &= check.passes
-    return passing, rejections
-
-
-def _checks(snapshot: Snapshot, spec: RequestSpec, options: Options) -> Iterator[Check]:
-    yield from named_hosts(snapshot, spec)
-    for name in options.filters:
-        yield from FILTERS[name](snapshot, spec)
-    yield from resources(snapshot, spec)
-
-
-def _best(snapshot: Snapshot, spec: RequestSpec, passing: Mask, options: Options) -> Numbers:
-    """Rows of the best hosts, best first."""
-    rows = np.flatnonzero(passing)
+def _choose(snapshot: Snapshot, batch: Sequence[RequestSpec], options: Options) -> list[Choice]:
+    """Choices for the first of these equal requests: for as many as there was room, or for all that there is none."""
+    spec = batch[0]
+    found = examine(snapshot, spec, options, len(batch))
+    rows = np.flatnonzero(found.passing)
     if not rows.size:
-        return rows
-    score = np.zeros(rows.size)
-    for name, multiplier in options.multipliers.items():
-        if multiplier:
-            score += multiplier * normalised(WEIGHERS[name](snapshot)[rows])
-    spread = NEAR * sum(map(abs, options.multipliers.values())) or NEAR
-    score += spread * _lots(snapshot, spec, rows)
-    if rows.size > options.hosts:
-        best = np.argpartition(-score, options.hosts)[:options.hosts]
-        rows, score = rows[best], score[best]
-    return rows[np.argsort(-score, kind="stable")]
+        reason, by_host = sentence(snapshot, found), named(snapshot, found)
+        return [Choice(Selection(one.server, [], reason, by_host)) for one in batch]
+    return _place(snapshot, batch[:1] if found.settles else batch, found, rows, options)
 
 
-def _lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Weights:
-    """A number from 0 to 1 for each host, drawn from the server's id and the host's name."""
-    mixed = (snapshot.seeds[rows] ^ np.uint64(seed(spec.server))) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(40)).astype(np.float64) / 2.0 ** 24
+def examine(snapshot: Snapshot, spec: RequestSpec, options: Options, count: int = 1) -> Found:
+    """Ask all checks of all hosts; ``count`` equal servers are wanted."""
+    if snapshot.places_by_project:
+        snapshot.places = snapshot.places_by_project.get(spec.project_id, {})
+    passing = np.ones(len(snapshot.names), np.bool_)
+    left, removed, settles, room = passing.size, [], False, None
+    for check in chain(options.filters.checks(snapshot, spec, passing, count),
+                       () if spec.force_host or spec.is_rebuild else _telling(snapshot, options.metrics)):
+        still = passing & check.passes
+        number = int(np.count_nonzero(still))
+        if number < left:
+            removed.append((check, passing & ~check.passes))
+            passing[:] = still
+            left = number
+        settles |= check.settles
+        if check.room is not None and count > 1:
+            room = check.room if room is None else np.minimum(room, check.room)
+    return Found(passing, room, removed, settles)
 
 
-def _sentence(snapshot: Snapshot, rejections: list[tuple[Check, Mask]]) -> str:
+def _telling(snapshot: Snapshot, metrics: Iterable[str]) -> Iterator[Check]:
+    for name in metrics:
+        told = snapshot.metrics.get(name)
+        yield Check(np.zeros(len(snapshot.names), np.bool_) if told is None else ~np.isnan(told),
+                    f"not telling the metric {name}")
+
+
+def _place(snapshot: Snapshot, batch: Sequence[RequestSpec], found: Found, rows: Numbers,
+           options: Options) -> list[Choice]:
+    """Give each server in turn the best host that has room; those after it in the order are its alternates.
+
+    Only the best ``len(batch) + options.hosts`` hosts can ever be asked: a placement changes one host's score and room.
+    """
+    spec = batch[0]
+    scored = scores(snapshot, spec, rows, options.weighers)
+    order = best(scored.score, len(batch) + options.hosts)
+    steps = np.broadcast_to(scored.step, rows.shape)[order].tolist()
+    chosen = rows[order].tolist()
+    room = [UNLIMITED] * len(chosen) if found.room is None else found.room[rows[order]].tolist()
+    heap = [(-score, place) for place, score in enumerate(scored.score[order].tolist())]     # sorted, so a heap
+    zones = {number: zone for zone, number in snapshot.zone_numbers.items()}
+    wanted = _fitted(snapshot, spec)
+    choices = []
+    for one in batch:
+        top = [heapq.heappop(heap) for _ in range(min(options.hosts, len(heap)))]
+        if not top:
+            break
+        score, place = top[0]
+        fitting = _take(snapshot, one, chosen[place], wanted)
+        taken = [chosen[other] for _, other in top]
+        choices.append(Choice(Selection(one.server, [snapshot.names[row] for row in taken], zones={
+            snapshot.names[row]: zones.get(int(snapshot.zones[row]), "") for row in taken}), fitting))
+        room[place] -= 1
+        for key, other in top[1:]:
+            heapq.heappush(heap, (key, other))
+        if room[place] > 0:
+            heapq.heappush(heap, (score - steps[place], place))
+    return choices
+
+
+def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Numbers:
+    """Positions of the best, best first; of equals the one that comes first."""
+    if score.size <= number:
+        return np.argsort(-score, kind="stable")
+    limit = np.partition(score, score.size - number)[score.size - number]
+    above = np.flatnonzero(score >= limit)
+    return above[np.argsort(-score[above], kind="stable")[:number]]
+
+
+def _fitted(snapshot: Snapshot, spec: RequestSpec) -> Hardware | None:
+    """What the server wants of its host piece by piece; None when nothing."""
+    if spec.flavor is None or spec.is_rebuild or not snapshot.parts:
+        return None
+    wanted = hardware(spec.flavor, spec.image_properties)
+    return wanted if wanted.needs_fitting else None
+
+
+def _take(snapshot: Snapshot, spec: RequestSpec, row: int, wanted: Hardware | None) -> Fitting | None:
+    """Count the server as placed on the host."""
+    fitting = None
+    if wanted is not None and row in snapshot.parts:
+        parts = snapshot.parts[row]
+        fitting = numa.fit(parts.cells, parts.devices, parts.held, wanted)
+    snapshot.take(snapshot.names[row], {} if spec.is_rebuild else spec.resources, spec.group, fitting)
+    return fitting
+
+
+# --- why not the others ---
+def sentence(snapshot: Snapshot, found: Found) -> str:
     """``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1 disabled``."""
     total = len(snapshot.names)
     if not total:
         return "There is no host yet."
-    counted = sorted(((int(rejected.sum()), check.for_many(rejected)) for check, rejected in rejections),
+    counted = sorted(((int(np.count_nonzero(rejected)), check.for_many(rejected)) for check, rejected in found.removed),
                      key=lambda item: -item[0])
     return f"{total} host{'s' * (total != 1)}: " + ", ".join(f"{count} {text}" for count, text in counted)
 
 
-def _by_host(snapshot: Snapshot, rejections: list[tuple[Check, Mask]]) -> dict[str, str]:
-    named = ((snapshot.names[row], check.for_one(int(row)))
-             for check, rejected in rejections for row in np.flatnonzero(rejected))
-    return {name: text for (name, text), _ in zip(named, range(NAMED), strict=False)}
+def named(snapshot: Snapshot, found: Found) -> dict[str, str]:
+    """Each rejected host and why, so many that an answer stays small."""
+    texts = ((snapshot.names[row], check.for_one(row))
+             for check, rejected in found.removed for row in np.flatnonzero(rejected).tolist())
+    return {name: text for (name, text), _ in zip(texts, range(NAMED), strict=False)}

@@ -15,16 +15,15 @@ from oslo_config import cfg
 
 from common import errors, service
 from common.clock import Clock
-from common.models import RequestSpec, Selection
+from common.models import Explanation, RequestSpec, Selection
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import services
 from common.store.engine import Store
-from scheduler.filters import FILTERS
-from scheduler.hosts import Hosts
+from scheduler import filters, weighers
+from scheduler.hosts import Hosts, Wants
 from scheduler.proposals import Proposals
 from scheduler.select import Options
-from scheduler.weighers import WEIGHERS
 
 log = logging.getLogger(__name__)
 BEAT = 10.0      # seconds between two signs of life
@@ -42,15 +41,26 @@ class OneAtATime:
         with self._turn:
             return self._proposals.select(specs, fresh)
 
+    def explain(self, spec: RequestSpec) -> Explanation:
+        """See ``Proposals.explain``."""
+        with self._turn:
+            return self._proposals.explain(spec)
+
 
 def options(conf: cfg.ConfigOpts) -> Options:
-    """What the configuration says about choosing; ends the process when a filter is unknown."""
-    unknown = [name for name in conf.scheduler.enabled_filters if name not in FILTERS]
-    if unknown:
-        sys.exit(f"kilonova-scheduler: [scheduler] enabled_filters: unknown {', '.join(unknown)}; "
-                 f"allowed are {', '.join(FILTERS)}")
-    return Options(tuple(conf.scheduler.enabled_filters), {name: conf.scheduler[name] for name in WEIGHERS},
-                   conf.conductor.max_attempts)
+    """What the configuration says about choosing; ends the process when a filter or weigher is unknown."""
+    try:
+        metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
+        return Options(filters.load(conf), weighers.load(conf), conf.conductor.max_attempts,
+                       tuple(metrics) if conf.metrics.required else ())
+    except (filters.UnknownFilter, weighers.UnknownWeigher) as problem:
+        sys.exit(f"kilonova-scheduler: {problem}")
+
+
+def wants(conf: cfg.ConfigOpts) -> Wants:
+    """What of the hosts somebody looks at, as far as it is not read anyway."""
+    return Wants(conf.scheduler.default_availability_zone, conf.scheduler.build_failure_pause,
+                 metrics=bool(conf.metrics.weight_setting), images=bool(conf.scheduler.image_props_weight_multiplier))
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
@@ -59,8 +69,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
     store, transport = Store(conf.database.url), Transport(conf)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
-    hosts = Hosts(store, Clock(), conf.scheduler.default_availability_zone)
-    scheduler_rpc.serve(transport, name, OneAtATime(Proposals(hosts, wanted)))
+    scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), wants(conf)), wanted)))
     stop = threading.Event()
     threading.Thread(target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True).start()
 

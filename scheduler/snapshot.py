@@ -7,9 +7,10 @@ a filter looks at each distinct value once, however many hosts there are.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +67,43 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What of a host is given out piece by piece: its cells and devices, and what its guests hold of them."""
+    """What of a host is given out piece by piece: its cells and devices, and what its guests hold of them. Hosts that
+    are alike and hold nothing share one object."""
 
-    cells: list[Cell]
-    devices: list[Device]
-    held: list[Fitting]
+    cells: Sequence[Cell]
+    devices: Sequence[Device]
+    held: Sequence[Fitting]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOnHosts:
+    """Servers of one image: how many (``counts``) are on the hosts in these ``rows``; each host stands there once."""
+
+    properties: Mapping[str, str]
+    rows: Numbers
+    counts: Numbers
+
+
+class TraitMasks(Mapping[str, Mask]):
+    """Trait -> the hosts that have it, made when it is asked for: many hosts share few sets of traits."""
+
+    def __init__(self, sets: Sequence[frozenset[str]], numbers: Numbers) -> None:
+        self._sets, self._numbers = sets, numbers
+        self._made: dict[str, Mask] = {}
+
+    def __getitem__(self, trait: str) -> Mask:
+        if trait not in self._made:
+            has = np.array([trait in one for one in self._sets], np.bool_)
+            if not has.any():
+                raise KeyError(trait)
+            self._made[trait] = has[self._numbers]
+        return self._made[trait]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(frozenset().union(*self._sets))
+
+    def __len__(self) -> int:
+        return len(frozenset().union(*self._sets))
 
 
 @dataclass(slots=True)
@@ -79,9 +112,11 @@ class Snapshot:
 
     servers: guests on the host, in any state. working: actions that weigh on the host's disk and network now.
     failures: builds that failed there in a row. waits: seconds until a host that was left out for them is tried again
-    (0: at once). facts[kinds[row]] are the facts of a host: hypervisor_type, hypervisor_version, hypervisor_hostname
-    excepted what differs for each host, cpu_info, supported_instances ... parts: only of hosts with cells or devices.
-    places: where the servers are that hints of this request name (server id -> host), of the request's own project.
+    (0: at once). facts[kinds[row]] are the facts of a host: hypervisor_type, hypervisor_version, cpu_info,
+    supported_instances ..., without what differs for each host. devices: PCI devices that nobody holds.
+    parts: only of hosts with cells or devices. places: where the servers are that hints of the request name (server id
+    -> host), of its own project; ``places_by_project`` has those of all requests in hand. images: read when some
+    weigher asks for them.
     """
 
     names: list[str] = field(default_factory=list)
@@ -94,7 +129,7 @@ class Snapshot:
     zones: Numbers = field(default_factory=no_numbers)
     zone_numbers: dict[str, int] = field(default_factory=dict)
     stock: dict[str, Stock] = field(default_factory=dict)
-    traits: dict[str, Mask] = field(default_factory=dict)
+    traits: Mapping[str, Mask] = field(default_factory=dict)
     servers: Numbers = field(default_factory=no_numbers)
     working: Numbers = field(default_factory=no_numbers)
     failures: Numbers = field(default_factory=no_numbers)
@@ -104,11 +139,23 @@ class Snapshot:
     facts: list[Mapping[str, Any]] = field(default_factory=list)
     metrics: dict[str, Floats] = field(default_factory=dict)       # NaN where a host does not tell
     aggregates: list[Aggregate] = field(default_factory=list)
-    parts: dict[int, Parts] = field(default_factory=dict)
+    parts: MutableMapping[int, Parts] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    devices: Numbers = field(default_factory=no_numbers)
+    images: list[ImageOnHosts] = field(default_factory=list)
 
-    def take(self, host: str, resources: Mapping[str, int], group: str | None = None) -> None:
+    def copy(self) -> Snapshot:
+        """One that can be taken from; what ``take`` does not change is shared."""
+        return replace(
+            self, stock={name: replace(column, free=column.free.copy()) for name, column in self.stock.items()},
+            servers=self.servers.copy(), working=self.working.copy(), devices=self.devices.copy(),
+            parts=ChainMap({}, cast("dict[int, Parts]", self.parts)),
+            groups={name: replace(group, members=dict(group.members)) for name, group in self.groups.items()})
+
+    def take(self, host: str, resources: Mapping[str, int], group: str | None = None,
+             fitting: Fitting | None = None) -> None:
         """Count a server as placed on the host, if the host is known."""
         row = self.rows.get(host)
         if row is None:
@@ -116,9 +163,17 @@ class Snapshot:
         for resource_class, amount in resources.items():
             if resource_class in self.stock:
                 self.stock[resource_class].free[row] -= amount
-        if row < self.servers.size:
+        if self.servers.size:
             self.servers[row] += 1
             self.working[row] += 1
         if group in self.groups:
             members = self.groups[group].members
             members[row] = members.get(row, 0) + 1
+        if fitting is not None and row in self.parts:
+            self.parts[row] = replace(self.parts[row], held=[*self.parts[row].held, fitting])
+            self.devices[row] -= len(fitting.devices)
+
+
+def of_kinds(snapshot: Snapshot, question: Callable[[Mapping[str, Any]], bool]) -> Mask:
+    """The hosts of whose facts this is true; each distinct set of facts is asked once."""
+    return np.array([question(facts) for facts in snapshot.facts], np.bool_)[snapshot.kinds]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from common.models import RequestSpec, Selection
+from common.models import Explanation, RequestSpec, Selection
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
 TOPIC = "kilonova-scheduler"
 TIMEOUT = 2.0
+TIMEOUT_EXPLAIN = 10.0
 
 
 class Scheduler(Protocol):
@@ -18,13 +19,19 @@ class Scheduler(Protocol):
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         """Propose hosts for each request; ``fresh``: from a snapshot read after the request arrived."""
 
+    def explain(self, spec: RequestSpec) -> Explanation:
+        """What would become of the request now, without making anything."""
+
 
 def serve(transport: Transport, name: str, scheduler: Scheduler) -> None:
     """Answer conductors and the API."""
     def select(specs: list[dict[str, Any]], fresh: bool) -> list[Any]:
         return [to_wire(selection) for selection in
                 scheduler.select([from_wire(RequestSpec, spec) for spec in specs], fresh)]
-    transport.serve(TOPIC, name, {"select": select})
+
+    def explain(spec: dict[str, Any]) -> Any:
+        return to_wire(scheduler.explain(from_wire(RequestSpec, spec)))
+    transport.serve(TOPIC, name, {"select": select, "explain": explain})
 
 
 class Client:
@@ -41,3 +48,12 @@ class Client:
         """
         answer = self._transport.call(TOPIC, "select", timeout=TIMEOUT, specs=to_wire(specs), fresh=fresh)
         return [from_wire(Selection, selection) for selection in answer]
+
+    def explain(self, spec: RequestSpec) -> Explanation:
+        """Ask any scheduler what would become of the request now.
+
+        Raises:
+            NoAnswer: none answered.
+        """
+        return from_wire(Explanation, self._transport.call(TOPIC, "explain", timeout=TIMEOUT_EXPLAIN,
+                                                           spec=to_wire(spec)))

@@ -1,73 +1,227 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler reads of the database: providers with inventories and usage, services, zones.
+"""What the scheduler reads of the database: hosts with all that is known of them, aggregates, groups, places.
 
-Called by ``scheduler.hosts`` only, and only ever reads. Providers are read first: the usage may then be
-newer than the generation that was read beside it, never older.
+Called by ``scheduler.hosts`` only, and only ever reads. Whatever changes about a host moves ``changed_at`` of its
+provider, so that a reader asks for what changed since; providers made by hand have no host and are no host's business.
+Providers are read first: the usage may then be newer than the generation that was read beside it, never older.
+JSON columns come as text: what many hosts have in common is parsed once.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.store.engine import now
-from common.store.schema import aggregate_hosts, aggregates, allocations, heartbeats, inventories, providers, services
+from common.store.schema import (
+    actions,
+    aggregate_hosts,
+    aggregates,
+    allocations,
+    guests,
+    heartbeats,
+    hosts,
+    inventories,
+    provider_traits,
+    providers,
+    server_group_members,
+    server_groups,
+    servers,
+    services,
+)
 
 Rows = Sequence[Any]
+Which = sa.ColumnElement[bool]
+
+#: Workflows that weigh on the disk and the network of the host that works on them.
+HEAVY = ("create", "rebuild", "snapshot", "backup", "shelve", "offload", "unshelve", "unshelve_here", "resize",
+         "migrate", "live_migrate", "evacuate")
+MOST_PLACES = 64        #: servers that the hints of one request can ask for
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """``read_at`` is the database's clock before the first row was read.
+    """providers: id, host, generation, failures, failed_at, served, disabled, forced_down, up, hypervisor_type,
+    hypervisor_version, cpu_info, facts, cells, devices (texts), traits (text, with commas), guests, fitted (numbers of
+    guests, and of those with a fitting) · inventories: provider_id, resource_class, total, reserved, min_unit,
+    max_unit, step_size, allocation_ratio, used · fittings: provider_id, fitting (text) · images: provider_id,
+    image_id, number of servers."""
 
-    providers: id, host, generation · inventories: provider_id, resource_class, total, reserved, min_unit,
-    max_unit, step_size, allocation_ratio, used · services: host, disabled, forced_down, up · zones: host ->
-    availability zone, for hosts in an aggregate that has one.
-    """
+    providers: Rows = ()
+    inventories: Rows = ()
+    fittings: Rows = ()
+    images: Rows = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """read_at: the database's clock. number, total, newest: how many aggregates there are, the sum of their ids (one
+    that is gone changes either), and when one last changed."""
 
     read_at: int
-    providers: Rows
-    inventories: Rows
-    services: Rows
-    zones: dict[str, str]
+    number: int
+    total: int
+    newest: int
 
 
-def read(tx: Connection, since: int | None = None) -> HostRows:
-    """Everything, or of providers (with inventories and usage) only those changed at ``since`` or later, in
-    microseconds; services and zones are narrow and always whole."""
-    flags = tx.execute(_services()).all()           # first: it brings the time at which reading began
-    read_at = min((int(row.read_at) for row in flags), default=0)
-    found = sa.select(providers.c.id, providers.c.host, providers.c.generation).order_by(providers.c.id)
-    usage = sa.select(allocations.c.provider_id, allocations.c.resource_class,
-                      sa.func.sum(allocations.c.used).label("used")).group_by(
-                          allocations.c.provider_id, allocations.c.resource_class)
-    if since is not None:
-        wanted = sa.select(providers.c.id).where(providers.c.changed_at >= since)
-        found = found.where(providers.c.changed_at >= since)
-        usage = usage.where(allocations.c.provider_id.in_(wanted))
-    sums = usage.subquery()
-    stock = sa.select(inventories, sa.func.coalesce(sums.c.used, 0).label("used")).select_from(inventories.outerjoin(
-        sums, sa.and_(sums.c.provider_id == inventories.c.provider_id,
-                      sums.c.resource_class == inventories.c.resource_class)))
-    if since is not None:
-        stock = stock.where(inventories.c.provider_id.in_(wanted))
-    return HostRows(read_at, tx.execute(found).all(), tx.execute(stock).all(), flags, _zones(tx))
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A server group: its policy, servers a host at most, and host -> how many of its servers are there."""
+
+    policy: str
+    most: int
+    members: dict[str, int] = field(default_factory=dict)
 
 
-def _services() -> sa.Select[Any]:
-    beats = sa.and_(heartbeats.c.host == services.c.host, heartbeats.c.binary == services.c.binary)
-    return sa.select(services.c.host, services.c.disabled, services.c.forced_down, now().label("read_at"),
-                     sa.func.coalesce(heartbeats.c.up, sa.false()).label("up")).select_from(
-                         services.outerjoin(heartbeats, beats)).where(services.c.binary == "nova-compute")
+def marks(tx: Connection) -> Marks:
+    """One row that says from when on the following reads are, and whether aggregates changed."""
+    changed = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
+    row = tx.execute(sa.select(now(), sa.func.count(), sa.func.coalesce(sa.func.sum(aggregates.c.id), 0),
+                               sa.func.coalesce(sa.func.max(changed), 0)).select_from(aggregates)).one()
+    return Marks(int(row[0]), int(row[1]), int(row[2]), int(row[3]))
 
 
-def _zones(tx: Connection) -> dict[str, str]:
-    found = tx.execute(sa.select(aggregates.c.id, aggregates.c.meta)).all()
-    names = {row.id: row.meta["availability_zone"] for row in found if row.meta.get("availability_zone")}
-    if not names:
-        return {}
-    members = tx.execute(sa.select(aggregate_hosts).where(aggregate_hosts.c.aggregate_id.in_(sorted(names))))
-    return {row.host: names[row.aggregate_id] for row in members}
+# --- which hosts ---
+def changed(since: int) -> Which:
+    """Those of which something changed at this time or later, in microseconds."""
+    return sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)
+
+
+def between(after: int, last: int) -> Which:
+    """Those whose provider's id is greater than ``after`` and at most ``last``."""
+    return sa.and_(providers.c.host.is_not(None), providers.c.id > after, providers.c.id <= last)
+
+
+def ids(tx: Connection, after: int = 0, limit: int | None = None) -> list[int]:
+    """Ids of providers with a host, ascending."""
+    return list(tx.scalars(sa.select(providers.c.id).where(providers.c.host.is_not(None), providers.c.id > after)
+                           .order_by(providers.c.id).limit(limit)))
+
+
+def count(tx: Connection) -> int:
+    """How many providers have a host."""
+    return tx.scalar(sa.select(sa.func.count(providers.c.host))) or 0
+
+
+# --- what is known of them ---
+def read(tx: Connection, which: Which, images: bool = False) -> HostRows:
+    """All about these hosts: two statements, a third where guests hold parts of their hosts."""
+    found = tx.execute(_providers(which)).all()
+    if not found:
+        return HostRows()
+    fittings = tx.execute(_fittings(which)).all() if any(row.fitted for row in found) else ()
+    return HostRows(found, tx.execute(_inventories(which)).all(), fittings,
+                    tx.execute(_images(which)).all() if images else ())
+
+
+def _text(column: sa.Column[Any]) -> sa.ColumnElement[str]:
+    return sa.type_coerce(column, sa.Text).label(column.name)
+
+
+def _providers(which: Which) -> sa.Select[Any]:
+    ours = sa.and_(services.c.host == providers.c.host, services.c.binary == "nova-compute")
+    beats = sa.and_(heartbeats.c.host == providers.c.host, heartbeats.c.binary == "nova-compute")
+    traits = sa.select(sa.func.aggregate_strings(provider_traits.c.trait, ",")).where(
+        provider_traits.c.provider_id == providers.c.id).scalar_subquery()
+    there = sa.select(sa.func.count()).where(guests.c.host == providers.c.host).scalar_subquery()
+    fitted = sa.select(sa.func.count(guests.c.fitting)).where(guests.c.host == providers.c.host).scalar_subquery()
+    return sa.select(
+        providers.c.id, providers.c.host, providers.c.generation, providers.c.failures,
+        sa.func.coalesce(providers.c.failed_at, 0).label("failed_at"), services.c.id.is_not(None).label("served"),
+        *(sa.func.coalesce(flag, sa.false()).label(flag.name) for flag in
+          (services.c.disabled, services.c.forced_down, heartbeats.c.up)),
+        sa.func.coalesce(hosts.c.hypervisor_type, "").label("hypervisor_type"),
+        sa.func.coalesce(hosts.c.hypervisor_version, 0).label("hypervisor_version"),
+        *(_text(column) for column in (hosts.c.cpu_info, hosts.c.facts, hosts.c.cells, hosts.c.devices)),
+        traits.label("traits"), there.label("guests"), fitted.label("fitted"),
+    ).select_from(providers.outerjoin(services, ours).outerjoin(heartbeats, beats).outerjoin(
+        hosts, hosts.c.name == providers.c.host)).where(which).order_by(providers.c.id)
+
+
+def _inventories(which: Which) -> sa.Select[Any]:
+    used = sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0)).where(
+        allocations.c.provider_id == inventories.c.provider_id,
+        allocations.c.resource_class == inventories.c.resource_class).scalar_subquery()
+    return sa.select(
+        inventories.c.provider_id, inventories.c.resource_class, inventories.c.total, inventories.c.reserved,
+        inventories.c.min_unit, inventories.c.max_unit, inventories.c.step_size, inventories.c.allocation_ratio,
+        used.label("used")).select_from(inventories.join(
+            providers, providers.c.id == inventories.c.provider_id)).where(which)
+
+
+def _fittings(which: Which) -> sa.Select[Any]:
+    return sa.select(providers.c.id, _text(guests.c.fitting)).select_from(
+        providers.join(guests, guests.c.host == providers.c.host)).where(which, guests.c.fitting.is_not(None))
+
+
+def _images(which: Which) -> sa.Select[Any]:
+    return sa.select(providers.c.id, servers.c.image_id, sa.func.count()).select_from(
+        providers.join(servers, servers.c.host == providers.c.host)).where(
+            which, servers.c.deleted == 0, servers.c.image_id.is_not(None)).group_by(
+                providers.c.id, servers.c.image_id)
+
+
+def image_properties(tx: Connection, image_ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Properties of images as they are frozen into some server of each."""
+    found: dict[str, dict[str, str]] = {}
+    for image in image_ids:
+        frozen = tx.scalar(sa.select(servers.c.image).where(servers.c.image_id == image,
+                                                            servers.c.deleted == 0).limit(1))
+        found[image] = dict((frozen or {}).get("properties") or {})
+    return found
+
+
+def metrics(tx: Connection, since: int) -> Rows:
+    """host, metrics of those that were told of at this time or later."""
+    return tx.execute(sa.select(hosts.c.name, hosts.c.metrics).where(
+        hosts.c.metrics_at >= since, hosts.c.metrics.is_not(None))).all()
+
+
+def working(tx: Connection) -> dict[str, int]:
+    """Host -> how many actions it works on that weigh on its disk and network."""
+    rows = tx.execute(sa.select(actions.c.host, sa.func.count()).where(
+        actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.workflow.in_(HEAVY)).group_by(
+            actions.c.host))
+    return {row[0]: row[1] for row in rows}
+
+
+def aggregates_with(tx: Connection, known: Collection[int], since: int) -> tuple[Rows, dict[int, list[str]]]:
+    """All aggregates (id, name, meta), and the hosts of those that are not known or changed at ``since`` or later."""
+    changed_at = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at).label("changed_at")
+    rows = list(tx.execute(sa.select(aggregates.c.id, aggregates.c.name, aggregates.c.meta, changed_at)
+                           .order_by(aggregates.c.id)))
+    members: dict[int, list[str]] = {row.id: [] for row in rows if row.id not in known or row.changed_at >= since}
+    if members:
+        for aggregate, host in tx.execute(sa.select(aggregate_hosts.c.aggregate_id, aggregate_hosts.c.host).where(
+                aggregate_hosts.c.aggregate_id.in_(sorted(members)))):
+            members[aggregate].append(host)
+    return rows, members
+
+
+# --- what a request names ---
+def groups(tx: Connection, group_ids: Collection[str], without: Collection[str] = ()) -> dict[str, GroupRow]:
+    """Server groups by id, and where their servers are; the servers ``without`` are not counted."""
+    found = {row.id: GroupRow(row.policy, int(row.rules.get("max_server_per_host", 1))) for row in tx.execute(
+        sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules).where(
+            server_groups.c.id.in_(sorted(group_ids))))}
+    rows = tx.execute(
+        sa.select(server_group_members.c.group_id, guests.c.host, sa.func.count()).select_from(
+            server_group_members.join(guests, guests.c.server_id == server_group_members.c.server_id)).where(
+                server_group_members.c.group_id.in_(sorted(found)), guests.c.wanted != "absent",
+                guests.c.server_id.not_in(sorted(without))).group_by(
+                    server_group_members.c.group_id, guests.c.host)) if found else ()
+    for group, host, number in rows:
+        found[group].members[host] = number
+    return found
+
+
+def places(tx: Connection, server_ids: Collection[str], project_id: str) -> dict[str, str]:
+    """Server -> its host, for those of these that the project has and that are somewhere; at most 64 are looked for."""
+    wanted = sorted(server_ids)[:MOST_PLACES]
+    rows = tx.execute(sa.select(servers.c.id, servers.c.host).where(
+        servers.c.id.in_(wanted), servers.c.project_id == project_id, servers.c.deleted == 0,
+        servers.c.host.is_not(None)))
+    return {row.id: row.host for row in rows}

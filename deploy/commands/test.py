@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -42,13 +42,18 @@ def run(arguments: Sequence[str]) -> int:
     rings = names or [name for name in RINGS if name != "bench"]
     folder = Path(tempfile.mkdtemp(prefix="kn-test-", dir="/tmp"))
     log = folder / "install.log"
-    steps([("Debian packages", lambda: packages.install(packages.for_test(), log)),
-           ("Python environment", lambda: environment.make(environment.TEST, log))], total=2 + len(rings))
+    needs: list[tuple[str, Callable[[], str | None]]] = [
+        ("Debian packages", lambda: packages.install(packages.for_test(), log)),
+        ("Python environment", lambda: environment.make(environment.TEST, log))]
+    if "contract" in rings:
+        needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
+    total = len(needs) + len(rings)
+    steps(needs, total=total)
     results: list[tuple[str, int, float]] = []
     with Servers(folder) as servers:
         environ = {**os.environ, "KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        for number, ring in enumerate(rings, 3):
-            say(f"[{number}/{2 + len(rings)}] {ring} …")
+        for number, ring in enumerate(rings, len(needs) + 1):
+            say(f"[{number}/{total}] {ring} …")
             began = time.monotonic()
             for kind in RINGS[ring]:
                 variable = f"KILONOVA_TEST_{kind.upper()}_URL"

@@ -86,6 +86,7 @@ def upgrade(cloud: Cloud) -> str:
 
 def bootstrap(cloud: Cloud) -> None:
     endpoints = {"identity": cloud.identity_url, "image": cloud.image_url, "compute": cloud.api_url,
+                 "placement": cloud.placement_url,
                  **({"network": cloud.network_url} if cloud.has_networks else {})}
     command: list[str | Path] = [VENV / "bin/python", "-m", "deploy.standalone.identity", "bootstrap",
                                  "--db", cloud.identity_db, "--admin-password-file", cloud.secret("admin"),
@@ -106,7 +107,8 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
     asked = {"identity": cloud.identity_url, "image": cloud.image_url, "network": cloud.network_url,
-             "api": cloud.api_url + "/", "metadata": cloud.metadata_url, "console": cloud.console_url}
+             "api": cloud.api_url + "/", "metadata": cloud.metadata_url, "console": cloud.console_url,
+             "placement": cloud.placement_url}
     names = [program.name for program in cloud.programs() if program.name in asked]
     for name in names:
         cloud.await_http(name, asked[name])

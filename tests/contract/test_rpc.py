@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common import config, errors
-from common.models import Access, Command, DomainState, RequestSpec, Result, Selection, Sync, SyncAnswer
+from common.models import Access, Command, DomainState, Explanation, RequestSpec, Result, Selection, Sync, SyncAnswer
 from common.rpc import agent, conductor, scheduler
 from common.rpc.transport import Transport
 from deploy.servers import free_ports
@@ -77,6 +77,9 @@ class Told:
 
     def sync(self, request: Sync) -> Any:
         return self._hear(request)
+
+    def explain(self, spec: RequestSpec) -> Any:
+        return self._hear(spec)
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> Any:
         return self._hear(specs, fresh)
@@ -190,6 +193,15 @@ def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
     scheduler.serve(connect(), "s1", told)
     assert scheduler.Client(connect()).select([spec], True) == [selection]
     assert told.told == [([spec], True)]
+
+
+def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
+    spec = RequestSpec("s", "p", {"VCPU": 1})
+    told = Told(Explanation(2, 1, ["h1"], {"nova": 3}, [{"hosts": 1, "text": "disabled"}], "because",
+                            {"h2": "disabled"}))
+    scheduler.serve(connect(), "s1", told)
+    assert scheduler.Client(connect()).explain(spec) == told.answer
+    assert told.told == [(spec,)]
 
 
 def test_commands_reach_the_host_they_are_for(connect: Connect) -> None:

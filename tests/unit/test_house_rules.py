@@ -66,9 +66,11 @@ NOT_IMPORTED = {
     "PyMySQL": "SQLAlchemy loads it by the URL's name",
     "mysqlclient": "SQLAlchemy loads it by the URL's name",
     "python-openstackclient": "the operator's and the tests' client: a command",
+    "osc-placement": "adds the placement service to the client, which finds it by itself",
     "setuptools": "builds the editable installation without a network",
     "uv": "installs the others",
-    "hypothesis": "tests", "openstacksdk": "imported as openstack", "pytest": "tests", "pytest-timeout": "tests",
+    "gabbi": "tests", "hypothesis": "tests", "openstacksdk": "imported as openstack", "pytest": "tests",
+    "pytest-timeout": "tests",
     "pytest-xdist": "tests", "import-linter": "lint", "mypy": "lint", "ruff": "lint",
 }
 #: The name of a distribution where it differs from the package that is imported.

@@ -24,7 +24,7 @@ def lines(unit: Path) -> list[str]:
 
 def test_every_process_has_a_unit() -> None:
     assert {unit.stem for unit in UNITS} == {f"kilonova-{name}" for name in (
-        "api", "conductor", "scheduler", "agent", "metadata", "console", "identity", "image", "network",
+        "api", "conductor", "scheduler", "agent", "metadata", "console", "placement", "identity", "image", "network",
         "network-host")}
 
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from oslo_config import cfg
 
+from common import config
 from common.clock import SECOND
 from common.store import schema
 from common.store.engine import Store
-from scheduler.hosts import seed
-from scheduler.snapshot import Snapshot, Stock
+from scheduler import service
+from scheduler.columns import seed
+from scheduler.select import Options
+from scheduler.snapshot import Numbers, Snapshot, Stock
 
 
 @dataclass
@@ -69,7 +73,8 @@ class Cloud:
         """Put the hosts into an aggregate that is a zone."""
         with self.store.begin() as tx:
             key = tx.execute(sa.insert(schema.aggregates).values(
-                uuid=name, name=name, meta={"availability_zone": name}, created_at=0)).inserted_primary_key[0]
+                uuid=name, name=name, meta={"availability_zone": name}, created_at=self.clock.micros())
+            ).inserted_primary_key[0]
             tx.execute(sa.insert(schema.aggregate_hosts), [{"aggregate_id": key, "host": host} for host in hosts])
 
 
@@ -87,13 +92,36 @@ def columns(size: int, vcpus: int = 8, memory_mb: int = 8192, disk_gb: int = 80)
     names = [f"host{number}" for number in range(size)]
     yes, no = np.ones(size, np.bool_), np.zeros(size, np.bool_)
 
+    def zeros() -> Numbers:
+        return np.zeros(size, np.int64)
+
     def stock(total: int) -> Stock:
         return Stock(np.full(size, total), np.ones(size, np.int64), np.full(size, total), np.ones(size, np.int64))
 
     return Snapshot(names, {name: row for row, name in enumerate(names)},
                     np.array([seed(name) for name in names], np.uint64), yes, no, no.copy(), yes.copy(),
                     np.zeros(size, np.int64), {"nova": 0},
-                    {"VCPU": stock(vcpus), "MEMORY_MB": stock(memory_mb), "DISK_GB": stock(disk_gb)})
+                    {"VCPU": stock(vcpus), "MEMORY_MB": stock(memory_mb), "DISK_GB": stock(disk_gb)},
+                    servers=zeros(), working=zeros(), failures=zeros(), waits=zeros(), versions=zeros(), kinds=zeros(),
+                    facts=[{}], devices=zeros())
+
+
+def conf(**values: object) -> cfg.ConfigOpts:
+    """The configuration with some other values, named ``ram_weight_multiplier`` of [scheduler] or
+    ``metrics__required`` of another section."""
+    made = cfg.ConfigOpts()
+    config.register(made)
+    made([], default_config_files=[], default_config_dirs=[])
+    for name, value in values.items():
+        group, _, option = name.rpartition("__")
+        made.set_override(option, value, group or "scheduler")
+    return made
+
+
+def options(**values: object) -> Options:
+    """What the scheduler makes of that configuration. hosts: instead of [conductor] max_attempts."""
+    hosts = values.pop("hosts", 3)
+    return service.options(conf(**values, conductor__max_attempts=hosts))
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from common.models import RequestSpec
 from common.store import schema
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
-from scheduler.select import Options
-from tests.unit.scheduler.conftest import Cloud
+from tests.unit.scheduler.conftest import Cloud, options
 
 ONE = {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 10}
 
@@ -21,7 +20,7 @@ def request(server: str = "s", **more: object) -> RequestSpec:
 
 
 def hosts_of(cloud: Cloud) -> Hosts:
-    return Hosts(cloud.store, cloud.clock, "nova")
+    return Hosts(cloud.store, cloud.clock)
 
 
 def free(hosts: Hosts, name: str, resource_class: str = "VCPU") -> int:
@@ -82,16 +81,14 @@ def test_new_and_gone_hosts_and_classes(cloud: Cloud) -> None:
         tx.execute(sa.delete(schema.providers).where(schema.providers.c.host == "a"))
     cloud.clock.seconds += 1
     hosts.refresh()
-    assert int(hosts.snapshot().stock["DISK_GB"].most[1]) == 0
-    cloud.clock.seconds += 61
-    hosts.refresh()
     assert hosts.snapshot().names == ["b"]
+    assert hosts.snapshot().stock["DISK_GB"].most.tolist() == [0]
 
 
 def test_flags_and_zones_are_read_each_time(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b", up=False, forced_down=True)
-    scheduler = Proposals(hosts_of(cloud), Options())
+    scheduler = Proposals(hosts_of(cloud), options())
     assert scheduler.select([request()])[0].hosts == ["a"]
     cloud.clock.seconds += 30
     cloud.zone("az1", "b")
@@ -106,7 +103,7 @@ def test_flags_and_zones_are_read_each_time(cloud: Cloud) -> None:
 def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
     cloud.host("a")
     hosts = hosts_of(cloud)
-    scheduler = Proposals(hosts, Options())
+    scheduler = Proposals(hosts, options())
     scheduler.select([request("s")])
     assert free(hosts, "a") == 3
     cloud.clock.seconds += 1
@@ -120,7 +117,7 @@ def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
 def test_proposal_that_nobody_claimed_is_forgotten_after_five_seconds(cloud: Cloud) -> None:
     cloud.host("a")
     hosts = hosts_of(cloud)
-    Proposals(hosts, Options()).select([request("s")])
+    Proposals(hosts, options()).select([request("s")])
     cloud.clock.seconds += 5.1
     hosts.refresh()
     assert free(hosts, "a") == 4
@@ -129,7 +126,7 @@ def test_proposal_that_nobody_claimed_is_forgotten_after_five_seconds(cloud: Clo
 def test_asking_again_withdraws_the_earlier_proposal(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
     cloud.host("b", vcpus=1)
-    scheduler = Proposals(hosts_of(cloud), Options())
+    scheduler = Proposals(hosts_of(cloud), options())
     first = scheduler.select([request("s")])[0].hosts[0]
     second = scheduler.select([request("s", excluded=[first])])[0].hosts
     assert second == [{"a": "b", "b": "a"}[first]]
@@ -138,14 +135,14 @@ def test_asking_again_withdraws_the_earlier_proposal(cloud: Cloud) -> None:
 
 def test_proposals_spread_but_never_refuse(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
-    scheduler = Proposals(hosts_of(cloud), Options())
+    scheduler = Proposals(hosts_of(cloud), options())
     assert scheduler.select([request("s")])[0].hosts == ["a"]
     assert scheduler.select([request("t")])[0].hosts == ["a"]     # the claim decides which of the two gets it
 
 
 def test_one_request_never_promises_the_same_room_twice(cloud: Cloud) -> None:
     cloud.host("a", vcpus=2)
-    answers = Proposals(hosts_of(cloud), Options()).select([request(f"s{number}") for number in range(3)])
+    answers = Proposals(hosts_of(cloud), options()).select([request(f"s{number}") for number in range(3)])
     assert [answer.hosts for answer in answers] == [["a"], ["a"], []]
     assert answers[2].reason == "1 host: 1 short of VCPU (need 1, most free 0)"
 
@@ -159,4 +156,4 @@ def test_no_host_is_only_said_after_reading_again(cloud: Cloud, fresh: bool) -> 
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.allocations))
         tx.execute(sa.update(schema.providers).values(changed_at=cloud.clock.micros()))
-    assert Proposals(hosts, Options()).select([request()], fresh)[0].hosts == ["a"]
+    assert Proposals(hosts, options()).select([request()], fresh)[0].hosts == ["a"]

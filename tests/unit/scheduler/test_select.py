@@ -10,17 +10,24 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models import RequestSpec
-from scheduler.hosts import seed
-from scheduler.select import Options, examine, select
+from common.models import RequestSpec, Selection
+from scheduler.columns import seed
+from scheduler.select import Options, examine
+from scheduler.select import select as choose
 from scheduler.snapshot import Snapshot, Stock
+from tests.unit.scheduler.conftest import options
 
 NANO = {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}
+DEFAULT, TWENTY = options(), options(hosts=20)
 MakeColumns = Callable[..., Snapshot]
 
 
 def request(server: str = "s", **more: object) -> RequestSpec:
     return RequestSpec(server, "p", **{"resources": dict(NANO), **more})  # type: ignore[arg-type]
+
+
+def select(hosts: Snapshot, specs: list[RequestSpec], chosen: Options) -> list[Selection]:
+    return [choice.selection for choice in choose(hosts, specs, chosen)]
 
 
 def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> None:
@@ -29,7 +36,7 @@ def test_reason_counts_every_host_with_numbers(make_columns: MakeColumns) -> Non
     hosts.zones[7:] = 1
     hosts.disabled[11] = True
     hosts.stock["MEMORY_MB"].free[7:11] = [1024, 2048, 512, 0]
-    answer, = select(hosts, [request(resources=NANO | {"MEMORY_MB": 4096}, availability_zone="az1")], Options())
+    answer, = select(hosts, [request(resources=NANO | {"MEMORY_MB": 4096}, availability_zone="az1")], options())
     assert answer.hosts == []
     assert answer.reason == ("12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), "
                              "1 disabled")
@@ -42,12 +49,12 @@ def test_an_answer_says_the_zone_of_each_host(make_columns: MakeColumns) -> None
     hosts = make_columns(3)
     hosts.zone_numbers["az1"] = 1
     hosts.zones[2] = 1
-    answer, = select(hosts, [request()], Options())
+    answer, = select(hosts, [request()], options())
     assert answer.zones == {"host0": "nova", "host1": "nova", "host2": "az1"}
 
 
 def test_no_hosts_at_all() -> None:
-    answer, = select(Snapshot(), [request()], Options())
+    answer, = select(Snapshot(), [request()], options())
     assert (answer.hosts, answer.reason) == ([], "There is no host yet.")
 
 
@@ -55,7 +62,7 @@ def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
     hosts = make_columns(4)
     hosts.served[0] = hosts.up[3] = False
     hosts.disabled[1] = hosts.forced_down[2] = True
-    answer, = select(hosts, [request()], Options())
+    answer, = select(hosts, [request()], options())
     assert answer.by_host == {"host0": "without a compute service", "host1": "disabled", "host2": "forced down",
                               "host3": "not heard from"}
 
@@ -63,13 +70,13 @@ def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
 def test_filter_that_is_not_enabled_rejects_nobody(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.disabled[:] = True
-    answer, = select(hosts, [request()], Options(filters=()))
+    answer, = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.hosts == ["host0"]
 
 
 def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
     forced, unknown, other = select(make_columns(2), [
-        request(force_host="host1"), request(force_host="nowhere"), request(excluded=["host0", "gone"])], Options())
+        request(force_host="host1"), request(force_host="nowhere"), request(excluded=["host0", "gone"])], options())
     assert forced.hosts == ["host1"]
     assert unknown.reason == "2 hosts: 2 not the requested host"
     assert other.hosts == ["host1"]
@@ -79,7 +86,7 @@ def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     hosts.stock["VCPU"].step[:] = 2
     odd, even, strange = select(hosts, [request(resources={"VCPU": 3}), request(resources={"VCPU": 4}),
-                                        request(resources={"VGPU": 1})], Options())
+                                        request(resources={"VGPU": 1})], options())
     assert odd.by_host == {"host0": "not able to give one server 3 of VCPU"}
     assert even.hosts == ["host0"]
     assert strange.by_host == {"host0": "without VGPU"}
@@ -88,7 +95,7 @@ def test_unit_limits_and_unknown_classes(make_columns: MakeColumns) -> None:
 def test_resource_of_nothing_is_not_asked_for(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
     del hosts.stock["DISK_GB"]
-    answer, = select(hosts, [request(resources={"VCPU": 1, "DISK_GB": 0})], Options())
+    answer, = select(hosts, [request(resources={"VCPU": 1, "DISK_GB": 0})], options())
     assert answer.hosts == ["host0"]
 
 
@@ -96,12 +103,12 @@ def test_most_free_comes_first_and_negative_multiplier_stacks(make_columns: Make
     for sign, expected in ((1.0, ["host2", "host1", "host0"]), (-1.0, ["host0", "host1", "host2"])):
         hosts = make_columns(3)
         hosts.stock["MEMORY_MB"].free[:] = [1000, 4000, 8000]
-        answer, = select(hosts, [request()], Options(multipliers={"ram_weight_multiplier": sign}))
+        answer, = select(hosts, [request()], options(ram_weight_multiplier=sign))
         assert answer.hosts == expected
 
 
 def test_request_for_many_takes_from_the_same_columns(make_columns: MakeColumns) -> None:
-    answers = select(make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], Options())
+    answers = select(make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], options())
     assert Counter(answer.hosts[0] for answer in answers if answer.hosts) == dict.fromkeys(
         ("host0", "host1", "host2"), 2)
     assert [bool(answer.hosts) for answer in answers] == [True] * 6 + [False]
@@ -109,8 +116,8 @@ def test_request_for_many_takes_from_the_same_columns(make_columns: MakeColumns)
 
 
 def test_equal_hosts_are_spread_by_server_and_the_same_each_time(make_columns: MakeColumns) -> None:
-    first = {number: select(make_columns(10), [request(f"s{number}")], Options())[0].hosts for number in range(50)}
-    again = {number: select(make_columns(10), [request(f"s{number}")], Options())[0].hosts for number in range(50)}
+    first = {number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts for number in range(50)}
+    again = {number: select(make_columns(10), [request(f"s{number}")], options())[0].hosts for number in range(50)}
     assert first == again
     assert len({hosts[0] for hosts in first.values()}) >= 8
 
@@ -130,7 +137,9 @@ def clouds(draw: st.DrawFn) -> Snapshot:
     return Snapshot(names, {name: row for row, name in enumerate(names)},
                     np.array([seed(name) for name in names], np.uint64), flags(), flags(), flags(), flags(),
                     numbers(0, 1), {"nova": 0, "az1": 1},
-                    {name: Stock(numbers(-2, 200), numbers(1, 2), numbers(0, 200), numbers(1, 3)) for name in classes})
+                    {name: Stock(numbers(-2, 200), numbers(1, 2), numbers(0, 200), numbers(1, 3)) for name in classes},
+                    servers=numbers(0, 9), working=numbers(0, 9), failures=numbers(0, 9), waits=numbers(0, 9),
+                    versions=numbers(1, 2), kinds=numbers(0, 0), facts=[{}], devices=numbers(0, 3))
 
 
 requests = st.builds(request, availability_zone=st.sampled_from([None, "nova", "az1", "az2"]),
@@ -140,11 +149,12 @@ requests = st.builds(request, availability_zone=st.sampled_from([None, "nova", "
 
 @given(clouds(), requests)
 def test_every_host_is_a_candidate_or_rejected_exactly_once(hosts: Snapshot, spec: RequestSpec) -> None:
-    passing, rejections = examine(hosts, spec, Options())
-    times = passing.astype(int) + sum((rejected.astype(int) for _, rejected in rejections),
+    found = examine(hosts, spec, DEFAULT)
+    passing = found.passing
+    times = passing.astype(int) + sum((rejected.astype(int) for _, rejected in found.removed),
                                       np.zeros(len(hosts.names), int))
     assert (times == 1).all()
-    answer, = select(hosts, [spec], Options(hosts=100))
+    answer, = select(hosts, [spec], TWENTY)
     assert sorted(answer.hosts) == sorted(np.array(hosts.names)[passing]) if hosts.names else not answer.hosts
     if not answer.hosts:
         assert set(answer.by_host) == set(hosts.names)
@@ -153,7 +163,7 @@ def test_every_host_is_a_candidate_or_rejected_exactly_once(hosts: Snapshot, spe
 @given(clouds(), st.lists(requests, max_size=5))
 def test_no_host_is_ever_given_more_than_it_has(hosts: Snapshot, specs: list[RequestSpec]) -> None:
     before = {name: stock.free.copy() for name, stock in hosts.stock.items()}
-    select(hosts, specs, Options())
+    select(hosts, specs, DEFAULT)
     for name, stock in hosts.stock.items():
         assert (stock.free[stock.free < before[name]] >= 0).all()
 
@@ -165,7 +175,7 @@ def test_figures_of_ten_thousand_hosts(make_columns: MakeColumns, capsys) -> Non
     for label, spec, count in (("one server", request(), 1), ("100 servers", request(), 100),
                                ("no host fits", request(resources={"VCPU": 99}), 1)):
         began = time.perf_counter()
-        answers = select(hosts, [spec] * count, Options())
+        answers = select(hosts, [spec] * count, options())
         lines.append(f"10,000 hosts, {label}: {(time.perf_counter() - began) * 1000:.2f} ms")
         assert len(answers) == count
     with capsys.disabled():

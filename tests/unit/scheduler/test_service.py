@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import pytest
-from oslo_config import cfg
 
-from common import config
-from scheduler.service import options
-
-
-def conf(**values: object) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    config.register(made)
-    made([], default_config_files=[], default_config_dirs=[])
-    for name, value in values.items():
-        made.set_override(name, value, "scheduler")
-    return made
+from scheduler.service import options, wants
+from tests.unit.scheduler.conftest import conf
 
 
 def test_defaults_become_options() -> None:
     found = options(conf(ram_weight_multiplier=-2.0))
-    assert found.filters == ("ComputeFilter", "AvailabilityZoneFilter")
-    assert found.multipliers == {"cpu_weight_multiplier": 1.0, "ram_weight_multiplier": -2.0,
-                                 "disk_weight_multiplier": 1.0}
-    assert found.hosts == 3
+    assert {weigher.key: weigher.multiplier for weigher in found.weighers} == {
+        "ram_weight_multiplier": -2.0, "cpu_weight_multiplier": 1.0, "disk_weight_multiplier": 1.0,
+        "metrics_weight_multiplier": 1.0, "io_ops_weight_multiplier": -1.0, "pci_weight_multiplier": 1.0,
+        "soft_affinity_weight_multiplier": 1.0, "soft_anti_affinity_weight_multiplier": 1.0,
+        "build_failure_weight_multiplier": 1e6, "hypervisor_version_weight_multiplier": 1.0,
+        "num_instances_weight_multiplier": 0.0, "image_props_weight_multiplier": 0.0}
+    assert (found.hosts, found.metrics) == (3, ())
 
 
-def test_unknown_filter_ends_the_process_naming_the_option_and_what_is_allowed() -> None:
-    with pytest.raises(SystemExit, match="enabled_filters: unknown RamFilter; allowed are ComputeFilter, Avail"):
-        options(conf(enabled_filters=["ComputeFilter", "RamFilter"]))
+def test_only_what_somebody_looks_at_is_read() -> None:
+    assert (wants(conf()).metrics, wants(conf()).images) == (False, False)
+    assert wants(conf(metrics__weight_setting=["cpu.percent=-1"])).metrics
+    assert wants(conf(image_props_weight_multiplier=1.0)).images
+    assert wants(conf(build_failure_pause=60, default_availability_zone="az1")).pause == 60
+
+
+def test_metrics_are_required_when_the_operator_says_so() -> None:
+    assert options(conf(metrics__weight_setting=["a=1", "b = -0.5"])).metrics == ("a", "b")
+    assert options(conf(metrics__weight_setting=["a=1"], metrics__required=False)).metrics == ()
+
+
+@pytest.mark.parametrize(("values", "text"), [
+    ({"enabled_filters": ["ComputeFilter", "RamFilter"]}, "enabled_filters: unknown RamFilter; allowed are .*Compute"),
+    ({"enabled_weighers": ["RAMWeigher", "LuckWeigher"]}, "enabled_weighers: unknown LuckWeigher; allowed are .*RAMW"),
+    ({"metrics__weight_setting": ["cpu.percent"]}, r"\[metrics\] weight_setting: 'cpu.percent' is not name=number"),
+    ({"image_props_weight_setting": ["=1"]}, r"\[scheduler\] image_props_weight_setting: '=1' is not name=number"),
+])
+def test_what_nobody_knows_ends_the_process_naming_the_option_and_what_is_allowed(
+        values: dict[str, list[str]], text: str) -> None:
+    with pytest.raises(SystemExit, match=text):
+        options(conf(**values))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WSGI application of the placement service: what every request passes through, in the order it does.
+
+``create`` is called once a process by ``service.application``, and by tests. Authentication of tokens is a wrapper
+around it that says in the environment who asks; an unknown caller gets no further than the version document.
+The order: request id · microversion · caller · path · method · route of that version · content type · policy ·
+accepted type · query and body against their schemas · handler.
+"""
+from __future__ import annotations
+
+import email.utils
+import time
+from typing import Any
+from urllib.parse import parse_qsl
+
+import falcon
+import orjson
+
+from common import errors, ids
+from common.clock import SECOND
+from common.context import RequestContext
+from common.store import providers
+from common.store.engine import Store
+from compute_api.placement_service import faults, routes, versions
+from compute_api.placement_service.request import Answer, Query, Request
+from compute_api.placement_service.routes import Route
+from compute_api.placement_service.rules import RULES
+from compute_api.policy import Policy
+
+JSON = "application/json"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+CACHE_HEADERS = 15                  # since this version answers say when what they show changed
+MAX_BODY, MAX_PARAMETERS = 1024 * 1024, 200
+
+
+class State:
+    """What is known of a request so far."""
+
+    request_id: str
+    version: int = versions.MIN
+    caller: RequestContext
+
+
+class HttpRequest(falcon.Request):
+    """Falcon's request with our state on it."""
+
+    context_type = State
+    context: State  # type: ignore[assignment]  # falcon's declaration is of its own bag of attributes
+
+
+def create(store: Store, policy_file: str | None = None) -> Any:
+    """The application over this store."""
+    app: Any = falcon.App(media_type=JSON, request_type=HttpRequest, middleware=[RequestIds(), Versions(), Callers()])
+    app.resp_options.default_media_type = None
+    app.req_options.strip_url_path_trailing_slash = True
+    app.add_error_handler(Exception, faults.handle)
+    app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
+    policy = Policy(policy_file, RULES)
+    for path, rows in routes.by_path().items():
+        app.add_route(path, Endpoint(rows, store, policy))
+    return app
+
+
+class RequestIds:
+    """Every answer says which request it answers."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        req.context.request_id = ids.new_request()
+
+    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: Any, succeeded: bool) -> None:
+        resp.set_header("X-Openstack-Request-Id", req.context.request_id)
+
+
+class Versions:
+    """Which version the request chose, and the headers that say so."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        req.context.version = versions.chosen(req.get_header(versions.HEADER) or "")
+
+    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: Any, succeeded: bool) -> None:
+        resp.set_header(versions.HEADER, f"{versions.SERVICE} {versions.text(req.context.version)}")
+        resp.append_header("Vary", versions.HEADER.lower())
+
+
+class Callers:
+    """Who asks, as the wrapper around the application found out; 401 for nobody, except for the versions."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        said = req.env.get
+        if req.path == "/":
+            return
+        user, project = said("HTTP_X_USER_ID", ""), said("HTTP_X_PROJECT_ID", "")
+        if said("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
+            raise errors.Unauthorized("The request you have made requires authentication.")
+        if not project:
+            raise errors.Forbidden("The token has no project scope; ask for one with a project.")
+        req.context.caller = RequestContext(
+            user_id=user, project_id=project, request_id=req.context.request_id,
+            roles=tuple(role.strip() for role in said("HTTP_X_ROLES", "").split(",") if role.strip()),
+            system_scope=said("HTTP_OPENSTACK_SYSTEM_SCOPE"), remote_address=req.remote_addr)
+
+
+class Endpoint:
+    """One path: among its rows the method and the microversion choose, and the row says the rest."""
+
+    def __init__(self, rows: list[Route], store: Store, policy: Policy) -> None:
+        self._rows, self._store, self._policy = rows, store, policy
+        self._methods = list(dict.fromkeys(row.method for row in rows))
+        for method in METHODS:
+            setattr(self, f"on_{method.lower()}", self._serve)
+
+    def _serve(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
+        route = self._row(req.method, req.context.version)
+        if any("\x00" in value for value in params.values()):
+            raise errors.NotFound("The resource could not be found.")
+        request = Request(getattr(req.context, "caller", None), req.context.version, self._store,  # type: ignore[arg-type]  # the versions need none
+                          self._policy, query_of(req.query_string), req.prefix, req.root_path)
+        _check_type(req, route)
+        if route.rule:
+            request.require(route.rule)
+        if route.success == 200 and not req.client_accepts(JSON):
+            raise falcon.HTTPNotAcceptable()
+        route.query.check_query(request.version, {name: values[-1] for name, values in request.query.items()})
+        if route.body is not None:
+            request.body = self._body(req, request, route, params)
+        _send(resp, req.context.version, route, route.handler(request, **params))
+
+    def _body(self, req: HttpRequest, request: Request, route: Route, params: dict[str, str]) -> Any:
+        assert route.body is not None
+        body = _body_of(req)
+        try:
+            route.body.check_body(request.version, body)
+        except errors.BadRequest:       # what is not there is said first
+            if "provider_uuid" in params:
+                request.read(providers.show, params["provider_uuid"])
+            raise
+        return body
+
+    def _row(self, method: str, version: int) -> Route:
+        if method not in self._methods:
+            raise falcon.HTTPMethodNotAllowed(self._methods,
+                                              description=f"The method {method} is not allowed for this resource.")
+        for row in self._rows:
+            if row.method == method and version in row.versions:
+                return row
+        if any(row.path in routes.OLD_PATHS for row in self._rows):
+            raise falcon.HTTPMethodNotAllowed([row.method for row in self._rows if version in row.versions])
+        raise errors.NotFound("The resource could not be found.")
+
+
+def _check_type(req: HttpRequest, route: Route) -> None:
+    """Raises BadRequest or UnsupportedMediaType: a body must say that it is JSON."""
+    length, kind = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None
+    if length and not length.isdecimal():
+        raise errors.BadRequest("content-length header must be an integer")
+    if length.strip("0") and not kind:
+        raise errors.BadRequest("content-type header required when content-length > 0")
+    if route.body is not None and (kind or "").partition(";")[0].strip().lower() != JSON:
+        raise errors.UnsupportedMediaType(f"The media type {kind} is not supported, use {JSON}")
+
+
+def query_of(text: str) -> Query:
+    """Each parameter with the values that it was given."""
+    found: Query = {}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+    except ValueError as problem:
+        raise errors.BadRequest("Too many query parameters.") from problem
+    for name, value in pairs:
+        if "\x00" in value or "\x00" in name:
+            raise errors.BadRequest("A query parameter holds the character NUL.")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _body_of(req: HttpRequest) -> Any:
+    chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
+    if (req.content_length or 0) > MAX_BODY:
+        raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
+    data = (req.stream if chunked else req.bounded_stream).read(MAX_BODY + 1)
+    if len(data) > MAX_BODY:
+        raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
+    if b"\\u0000" in data:
+        raise errors.BadRequest("The request body holds the character NUL.")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as problem:
+        raise errors.BadRequest(f"Malformed JSON: {problem}") from problem
+
+
+def _send(resp: falcon.Response, version: int, route: Route, outcome: Any) -> None:
+    answer = outcome if isinstance(outcome, Answer) else Answer(outcome)
+    resp.status = answer.status or route.success
+    resp.set_headers(dict(answer.headers))
+    if version >= CACHE_HEADERS and route.cached:
+        at = time.time() if answer.modified is None else answer.modified / SECOND
+        resp.set_header("Last-Modified", email.utils.formatdate(at, usegmt=True))
+        resp.set_header("Cache-Control", "no-cache")
+    if answer.body is not None:
+        resp.data = orjson.dumps(answer.body)
+        resp.content_type = JSON

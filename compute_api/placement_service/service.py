@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process kilonova-placement: Placement's API on Kilonova's own tables, for operators and their tools.
+
+Reads and writes the database, and asks the identity service who is there. Nothing of Kilonova waits for it: without
+it servers are placed as ever.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from oslo_config import cfg
+
+from common import service
+from compute_api.serving import Server
+
+_opened: list[Any] = []
+
+
+def application(conf: cfg.ConfigOpts) -> Any:
+    """The WSGI application; call it in the process that will serve it."""
+    from common.store.engine import Store
+    from compute_api import tokens
+    from compute_api.placement_service import app, faults
+    store = Store(conf.database.url, pool=conf.placement.threads)
+    _opened.append(store)
+    return tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body)
+
+
+def close() -> None:
+    """Close what ``application`` opened."""
+    while _opened:
+        _opened.pop(0).close()
+
+
+def main() -> None:
+    """The console script kilonova-placement."""
+    conf = service.start("placement")
+    own = conf.placement
+    Server("kilonova-placement", own.host, own.port, lambda: application(conf), close, threads=own.threads).run()
+
+
+if __name__ == "__main__":
+    main()
