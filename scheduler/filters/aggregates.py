@@ -41,11 +41,12 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
     prefix = namespace + conf.scheduler.aggregate_image_properties_isolation_separator if namespace else ""
 
     def ask(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-        for name, value in sorted(properties(spec).items()):
-            if value and name.startswith(prefix):
-                asked, given = _given(snapshot, partial(eq, name), partial(eq, value))
-                if asked.any():
-                    yield Check(~asked | given, f"kept for images with another {name[:64]}")
+        found = properties(spec)
+        keys = {key for aggregate in snapshot.aggregates for key in aggregate.meta if key.startswith(prefix)}
+        for name in sorted(keys & found.keys()):
+            if found[name]:
+                asked, given = _given(snapshot, partial(eq, name), partial(eq, found[name]))
+                yield Check(~asked | given, f"kept for images with another {name[:64]}")
     return ask
 
 
