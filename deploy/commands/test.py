@@ -27,7 +27,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "unit": (),
     "contract": KINDS,
     "workflows": (),
-    "functional": ("rabbitmq", "mariadb"),
+    "functional": ("rabbitmq", "postgresql", "mariadb"),
     "api": (),
     "e2e": (),              # starts clouds of its own
     "bench": (),            # only when named; starts servers of its own

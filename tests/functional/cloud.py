@@ -22,16 +22,16 @@ from common.clients.identity import Identity
 from common.clock import Clock
 from common.context import RequestContext
 from common.errors import Unavailable
-from common.models import Access, Flavor
+from common.models import Access, Flavor, HostInventory
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.store import actions, doctor, schema, services, upgrades
+from common.store import actions, doctor, schema, server_groups, services, upgrades
 from common.store.engine import Store
 from common.wire import to_wire
 from compute_agent.journal import Journal
-from compute_agent.service import Host
+from compute_agent.service import Host, Images
 from compute_agent.sync import Agent
 from compute_agent.virt.memory import MemoryDriver
 from compute_api.creating import Creation, Creator
@@ -48,8 +48,11 @@ FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
 QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
 
 
-def no_images(access: Access, image: str) -> Iterator[bytes]:
-    raise Unavailable("this cloud has no image service")
+class NoImages(Images):
+    """This cloud has no image service."""
+
+    def download(self, access: Access, image: str) -> Iterator[bytes]:
+        raise Unavailable("this cloud has no image service")
 
 
 class Cloud:
@@ -98,29 +101,31 @@ class Cloud:
         self._stoppers += [lambda: [thread.join(5) for thread in threads], conductor.close]
         return conductor
 
-    def start_scheduler(self) -> None:
+    def start_scheduler(self, name: str = "s1") -> None:
         hosts = Hosts(self._store("scheduler"), Clock())
-        scheduler_rpc.serve(self._transport(), "s1/1", OneAtATime(Proposals(hosts, options(self.conf))))
+        scheduler_rpc.serve(self._transport(), f"{name}/1", OneAtATime(Proposals(hosts, options(self.conf))))
 
-    def start_agent(self, name: str, journal: Journal | None = None) -> None:
+    def start_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
         """Returns when the database knows the host."""
-        driver = self.drivers[name] = MemoryDriver(name)
+        driver = self.drivers[name] = MemoryDriver(name, inventory=size)
         journal, transport = journal or Journal(self._folder / name / "agent.db"), self._transport()
         agent = Agent(name, journal, Clock(), driver.boot_id())
-        host = Host(agent, journal, driver, conductor_rpc.Client(transport), no_images)
+        host = Host(agent, journal, driver, conductor_rpc.Client(transport), NoImages())
         agent_rpc.serve(transport, name, host)
         threads = host.start(4)
         self._stoppers += [lambda: [thread.join(5) for thread in threads], host.close]
         self._closers += [journal.close, driver.close]
         self.until(lambda: self.watcher.read(lambda tx: services.is_up(tx, name)), 20, f"host {name} says hello")
 
-    def start(self, hosts: int = 1, conductors: int = 1) -> None:
-        """All of it."""
+    def start(self, hosts: int = 1, conductors: int = 1, schedulers: int = 1, sizes: Sequence[HostInventory] = ()
+              ) -> None:
+        """All of it; ``sizes``: in place of ``hosts``, what each has."""
         for number in range(1, conductors + 1):
             self.start_conductor(f"c{number}")
-        self.start_scheduler()
-        for number in range(1, hosts + 1):
-            self.start_agent(f"h{number}")
+        for number in range(1, schedulers + 1):
+            self.start_scheduler(f"s{number}")
+        for number, size in enumerate(sizes or [None] * hosts, 1):
+            self.start_agent(f"h{number}", size=size)
 
     def close(self) -> None:
         """Stop the threads, newest first; then the transports, all at once as they wait for idle connections; then
@@ -133,28 +138,19 @@ class Cloud:
             close()
 
     # --- what the API does ---
-    def create(self, count: int = 1, networks: Sequence[dict[str, Any]] = ()) -> list[str]:
+    def create(self, count: int = 1, networks: Sequence[dict[str, Any]] = (), *, flavor: Flavor = FLAVOR,
+               group: str | None = None, host: str | None = None) -> list[str]:
         servers = [ids.new() for _ in range(count)]
-        self._creator.create(Creation("project", "user", FLAVOR.vcpus, FLAVOR.memory_mb, count, count, "r-1",
-                                      lambda fitting: self._rows(servers, list(networks))))
+        args = {"networks": list(networks), **({"host": host} if host else {})}
+        self._creator.create(Creation("project", "user", flavor.vcpus, flavor.memory_mb, count, count, "r-1",
+                                      lambda fitting: _rows(servers, args, flavor, group), group=group))
         self.bell.ring()
         return servers
 
-    def _rows(self, ids_of_servers: list[str], networks: list[dict[str, Any]]
-              ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        servers, rows = [], []
-        for server in ids_of_servers:
-            action = ids.new()
-            servers.append({
-                "id": server, "project_id": "project", "user_id": "user", "name": "s", "hostname": "s", "fence": 1,
-                "vm_state": states.BUILDING, "task_state": states.SCHEDULING, "action": action, "flavor_id": "1",
-                "flavor": to_wire(FLAVOR), "vcpus": FLAVOR.vcpus, "memory_mb": FLAVOR.memory_mb,
-                "disk_gb": FLAVOR.disk_gb, "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [],
-                "reservation_id": "r-1", "interfaces": [] if networks else None})
-            rows.append({"id": action, "server_id": server, "project_id": "project", "user_id": "user",
-                         "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1,
-                         "args": {"networks": networks}})
-        return servers, rows
+    def group(self, policy: str, **rules: Any) -> str:
+        """A server group of the project."""
+        return str(self.store.write(lambda tx: server_groups.create(tx, {
+            "project_id": "project", "user_id": "user", "name": "g", "policy": policy, "rules": rules})).id)
 
     def ask(self, server: str, key: str, value: str | None = None) -> None:
         row = states.action(key, value)
@@ -215,3 +211,20 @@ class Cloud:
         """How often each server was told this verb, on all hosts together."""
         return Counter(server for driver in self.drivers.values() for name, server in list(driver.calls)
                        if name == verb)
+
+
+def _rows(ids_of_servers: list[str], args: dict[str, Any], flavor: Flavor, group: str | None
+          ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the API writes of these servers and of the actions that build them."""
+    servers, rows = [], []
+    for server in ids_of_servers:
+        action = ids.new()
+        servers.append({
+            "id": server, "project_id": "project", "user_id": "user", "name": "s", "hostname": "s", "fence": 1,
+            "vm_state": states.BUILDING, "task_state": states.SCHEDULING, "action": action, "flavor_id": "1",
+            "flavor": to_wire(flavor), "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb,
+            "disk_gb": flavor.disk_gb, "meta": {}, "tags": [], "scheduler_hints": {"group": group} if group else {},
+            "security_groups": [], "reservation_id": "r-1", "interfaces": [] if args["networks"] else None})
+        rows.append({"id": action, "server_id": server, "project_id": "project", "user_id": "user",
+                     "request_id": ids.new_request(), "name": "create", "workflow": "create", "fence": 1, "args": args})
+    return servers, rows
