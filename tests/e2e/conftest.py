@@ -26,7 +26,8 @@ from deploy.servers import free_ports
 from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
 from tests.e2e.live import Live, Rest, await_true
 
-NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 20, "server_groups": 1000, "key_pairs": 1000}
+NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
+            "key_pairs": 1000}
 #: Seconds that the cloud "keeping" keeps a deleted server.
 KEPT = 20
 
@@ -99,11 +100,11 @@ def pair(cloud: Live) -> Iterator[Pair]:
 
 
 @contextmanager
-def without_guests(**facts: int) -> Iterator[Live]:
-    """A cloud on two hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
+def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: int) -> Iterator[Live]:
+    """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
     if os.geteuid() != 0:
         pytest.skip("needs root; run: ./deploy/test e2e")
-    live = Live(new_home(), free_ports(Ports.COUNT), hosts=("one", "two"), driver="memory", **facts)
+    live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
         for step in (up.prepare, up.upgrade, up.bootstrap):
             step(live.cloud)
