@@ -16,6 +16,7 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, Im
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory_guest import Guest
 from compute_agent.virt.memory_host import QUIET, Fail, MemoryHost, Slow, state_of, wait
+from compute_agent.virt.wanted import still_demanded, wanted
 
 __all__ = ["QUIET", "Fail", "Guest", "MemoryDriver", "Slow"]
 
@@ -171,7 +172,10 @@ class MemoryDriver(MemoryHost):
     def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
         after = self._begin("snapshot", server, run)
         with self._lock:
-            content = self._guest(server).disk_image()
+            guest = self._guest(server)
+            if guest.power_state in (RUNNING, PAUSED) and not guest.can_be_still:
+                raise still_demanded()
+            content = guest.disk_image()
         run.phase("copying disk 100 %")
         wait(0, run)
 
@@ -260,7 +264,7 @@ def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
     return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
                  memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive,
-                 interfaces=list(spec.interfaces))
+                 interfaces=list(spec.interfaces), options=dict(wanted(spec).options), fitting=spec.fitting)
 
 
 def _mac(interface: Interface) -> str:

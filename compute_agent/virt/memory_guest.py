@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from common.models import Interface
+from common.models import Fitting, Interface
 from common.wire import from_wire
 from compute_agent.virt.driver import PAUSED, RUNNING
 
@@ -35,7 +35,8 @@ STATES = {RUNNING: "running", PAUSED: "paused"}
 @dataclass(slots=True)
 class Guest:
     """``saved``: its memory is saved. ``made`` and ``rescue`` are the fences of the last rebuild and of the rescue
-    that lasts (0: none). ``passwords``: user -> salt and hash. ``has_agent``, ``ignores_acpi`` and
+    that lasts (0: none). ``passwords``: user -> salt and hash. ``options``: of its hardware; ``fitting``: the parts of
+    the host that are its own. ``has_agent``, ``ignores_acpi`` and
     ``holds_interfaces`` (it lets go of none while it runs) are what a test says of the guest."""
 
     power_state: int
@@ -58,11 +59,18 @@ class Guest:
     interfaces: list[Interface] = field(default_factory=list)
     holds_interfaces: bool = False
     started: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+    fitting: Fitting | None = None
 
     @property
     def booted_from(self) -> str:
         """The id of the image that the disk it boots from was made of; empty for a blank disk."""
         return self.rescue_image if self.rescue else self.image
+
+    @property
+    def can_be_still(self) -> bool:
+        """For a snapshot, as its image may demand."""
+        return self.options.get("require_quiesce") != "yes" or (self.has_agent and self.power_state == RUNNING)
 
     def set_password(self, user: str, password: str) -> None:
         salt = secrets.token_hex(8)

@@ -22,3 +22,9 @@ def wanted(spec: GuestSpec) -> Hardware:
         raise VerbFailed("The server needs CPUs, memory or devices of its own, and none are claimed for it here; "
                          "rebuild or move it.", details=f"no fitting in the command for {spec.server}")
     return found
+
+
+def still_demanded() -> VerbFailed:
+    """Said alike by every hypervisor."""
+    return VerbFailed("The guest's file systems could not be made still, and its image demands that "
+                      "(os_require_quiesce); see whether qemu-guest-agent runs in it.")

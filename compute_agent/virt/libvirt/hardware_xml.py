@@ -20,7 +20,7 @@ from compute_agent.cpu_sets import listed
 #: What a guest's disks, interfaces and screen can be.
 DISK_BUSES = ("virtio", "scsi", "sata", "ide", "usb")
 VIF_MODELS = ("virtio", "e1000", "e1000e", "ne2k_pci", "pcnet", "rtl8139", "vmxnet3")
-VIDEO_MODELS = ("vga", "cirrus", "vmvga", "qxl", "virtio", "bochs", "none")
+VIDEO_MODELS = ("vga", "cirrus", "qxl", "virtio", "bochs", "none")
 #: Screens whose memory is their own.
 VIDEO_WITH_RAM = ("vga", "cirrus", "qxl", "bochs")
 #: Pages of memory that need no counting, in KiB.

@@ -15,6 +15,7 @@ from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt import disks, guest_agent, jobs, power
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
+from compute_agent.virt.wanted import still_demanded
 
 
 def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) -> None:
@@ -31,8 +32,7 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) ->
         return
     with guest_agent.frozen(libvirt, server) as still:
         if not still and found.marks.options.get("require_quiesce") == "yes":
-            raise VerbFailed("The guest's file systems could not be made still, and its image demands that "
-                             "(os_require_quiesce); see whether qemu-guest-agent runs in it.")
+            raise still_demanded()
         order = backup_xml(name, target)
         libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0))
     jobs.backup(libvirt, server, run)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from common.hardware import CellWish, Hardware
+from common.hardware.options import OPTIONS
 from common.models import FittedCell
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt.domain_xml import (
@@ -25,7 +26,7 @@ from compute_agent.virt.libvirt.domain_xml import (
     metadata,
     read_metadata,
 )
-from compute_agent.virt.libvirt.hardware_xml import Place
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, Place
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -38,8 +39,10 @@ RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
 PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
 EVERY_OPTION = {
     "cpu_shares": "512", "cpu_period": "100000", "cpu_quota": "50000", "disk_total_bytes_sec": "1000000",
-    "disk_read_iops_sec": "100", "disk_write_iops_sec": "50", "vif_inbound_average": "1000", "vif_inbound_peak": "2000",
-    "vif_inbound_burst": "64", "vif_outbound_average": "500", "watchdog_action": "reset", "rng_bytes": "1024",
+    "disk_read_iops_sec": "100", "disk_write_iops_sec": "50", "disk_total_iops_sec": "300",
+    "disk_read_bytes_sec": "600000", "disk_write_bytes_sec": "700000", "vif_inbound_average": "1000",
+    "vif_inbound_peak": "2000", "vif_inbound_burst": "64", "vif_outbound_average": "500", "vif_outbound_peak": "900",
+    "vif_outbound_burst": "32", "watchdog_action": "reset", "rng_bytes": "1024",
     "rng_period": "2000", "boot_menu": "yes", "hide_hypervisor": "yes", "pmu": "no", "hpet": "yes", "vif_queues": "2",
     "video_model": "qxl", "video_ram_mb": "32", "disk_bus": "sata", "cdrom_bus": "scsi", "scsi_model": "lsilogic",
     "vif_model": "virtio", "machine_type": "pc", "pointer_model": "usbtablet", "guest_agent": "yes",
@@ -101,6 +104,19 @@ def test_metadata_comes_back() -> None:
 def test_foreign_metadata_is_told_apart(text: str) -> None:
     with pytest.raises(ValueError, match="not a domain of ours"):
         read_metadata(text)
+
+
+def test_every_option_that_can_be_asked_for_is_tried_above() -> None:
+    assert {option.key for option in OPTIONS if option.key} | {"watchdog_action"} == {*EVERY_OPTION, "rng"}
+
+
+@pytest.mark.parametrize(("key", "names"), [("disk_bus", DISK_BUSES), ("vif_model", VIF_MODELS),
+                                            ("video_model", VIDEO_MODELS)])
+def test_models_that_can_be_asked_for_are_those_that_are_promised(key: str, names: tuple[str, ...]) -> None:
+    [option] = [option for option in OPTIONS if option.key == key]
+    assert [option.parse(name) for name in names] == list(names)
+    with pytest.raises(ValueError, match=", ".join(sorted(names)[:1])):
+        option.parse("nothing-of-the-kind")
 
 
 def test_every_disk_ends_its_chain() -> None:
