@@ -53,11 +53,13 @@ class Shared(Generic[T]):
 
 
 class HostParts(Mapping[int, Parts]):
-    """Row -> the parts of the host, for those that have any; hosts that are alike and empty share one object."""
+    """Row -> the parts of the host, for those that have any; hosts that are alike and empty share one object, and each
+    is the same object whenever it is asked for."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._empty: dict[tuple[int, int], Parts] = {}
+        self._used: dict[int, Parts] = {}
 
     def __getitem__(self, row: int) -> Parts:
         columns = self._columns
@@ -66,9 +68,12 @@ class HostParts(Mapping[int, Parts]):
             raise KeyError(row)
         if kind not in self._empty:
             self._empty[kind] = Parts(columns.cells.values[kind[0]], columns.gear.values[kind[1]], ())
-        held = columns.held.get(columns.base.names[row])
-        empty = self._empty[kind]
-        return Parts(empty.cells, empty.devices, held) if held else empty
+        empty, held = self._empty[kind], columns.held.get(columns.base.names[row])
+        if not held:
+            return empty
+        if row not in self._used:
+            self._used[row] = Parts(empty.cells, empty.devices, held)
+        return self._used[row]
 
     def __contains__(self, row: object) -> bool:
         own, number = self._columns.own, cast(int, row)
