@@ -76,9 +76,10 @@ class Networks(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options that handlers need. default_schedule_zone: where servers go that name no zone. answer_patience:
-    seconds that an answer waits for a step; reclaim_interval: seconds that a deleted server can be restored;
-    console_url: where browsers reach the console service."""
+    """The options that handlers need. default_schedule_zone: where servers go that name no zone. pci_aliases: what
+    flavors call PCI devices, and their (vendor, product). answer_patience: seconds that an answer waits for a step;
+    reclaim_interval: seconds that a deleted server can be restored; console_url: where browsers reach the console
+    service."""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -86,6 +87,7 @@ class Settings:
     policy_file: str | None = None
     default_zone: str = "nova"
     default_schedule_zone: str | None = None
+    pci_aliases: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     threads: int = 16
     answer_patience: float = 30.0
     reclaim_interval: int = 0

@@ -49,7 +49,7 @@ def settings(conf: cfg.ConfigOpts) -> Any:
     from compute_api.dependencies import Settings
     return Settings(max_limit=conf.api.max_limit, max_body=conf.api.max_body, public_url=conf.api.public_url,
                     policy_file=conf.api.policy_file, default_zone=conf.scheduler.default_availability_zone,
-                    default_schedule_zone=conf.scheduler.default_schedule_zone,
+                    default_schedule_zone=conf.scheduler.default_schedule_zone, pci_aliases=conf.api.pci_alias,
                     threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
                     console_url=conf.console.public_url, console_token_seconds=conf.console.token_seconds,
                     quota={name: conf.quota[name] for name in conf.quota})

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from common import errors, ids, models, states
+from common import errors, hardware, ids, models, states
 from common.clients.image import Image
 from common.store import flavors, keypairs, server_groups, servers
 from common.wire import to_wire
@@ -172,7 +172,8 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], where:
 
     def work(tx: Any) -> Named:
         try:
-            flavor = flavors.record(flavors.show(tx, flavor_id, request.scope))
+            flavor = hardware.with_aliases(flavors.record(flavors.show(tx, flavor_id, request.scope)),
+                                           request.services.settings.pci_aliases)
             if group_id is not None:
                 server_groups.show(tx, group_id, request.context.project_id)
         except errors.NotFound as problem:

@@ -166,7 +166,7 @@ def _place(flavor: models.Flavor, properties: Mapping[str, str]) -> dict[str, An
     wanted = hardware.hardware(flavor, properties)
     return {"resources": hardware.resources(flavor, properties), "NUMA cells": wanted.cells,
             "CPUs of its own": (wanted.dedicated, wanted.threads), "memory pages": wanted.page_kb,
-            "PCI devices": wanted.devices}
+            "PCI devices": (wanted.devices, wanted.options.get("pci_policy"))}
 
 
 def check_image(image: Image, flavor: models.Flavor) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from common import states
+from common.hardware.devices import OWN
 from common.store.servers import HostFacts, loads
 from compute_api.fields import OMITTED, Field, cut, render, rules
 from compute_api.links import Links
@@ -24,7 +25,6 @@ from compute_api.views import addresses
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
-OWN_SPECS = "kilonova:"      # what Kilonova itself froze into a server's flavor; nobody's to see
 USER_DATA = "OS-EXT-SRV-ATTR:user_data"
 EXTRA_SPECS = _API + "servers:show:flavor-extra-specs"
 _PROGRESS = frozenset(("ACTIVE", "BUILD", "DELETED", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"))
@@ -85,7 +85,7 @@ def _flavor(row: Any, view: View) -> Any:
                 "ephemeral": flavor["ephemeral_gb"], "swap": flavor["swap_mb"], "original_name": flavor["name"]}
         if EXTRA_SPECS in view.allowed:
             body["extra_specs"] = {key: value for key, value in flavor["extra_specs"].items()
-                                   if not key.startswith(OWN_SPECS)}
+                                   if not key.startswith(OWN)}
         view.made[key] = orjson.Fragment(orjson.dumps(body))
     return view.made[key]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common import config, errors, ids, request_spec
+from common import config, errors, hardware, ids, request_spec
 from common.clock import iso
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
 from common.store import actions, flavors, server_groups, servers, upgrades
@@ -130,7 +130,7 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             group = store.read(lambda tx: server_groups.show(tx, request_spec.group_of(hints) or ""))
         project = project or group.project_id
     with _naming("--flavor"):
-        flavor = store.read(lambda tx: _flavor(tx, options.flavor))
+        flavor = hardware.with_aliases(store.read(lambda tx: _flavor(tx, options.flavor)), conf.api.pci_alias)
     image = None
     if options.image:
         with _naming("--image"):

@@ -69,7 +69,9 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     moved = {*changed, "image", "fence", "action", "updated_at"}
     assert {name for name in row._fields if getattr(row, name) != getattr(before, name)} == moved
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
+    kept = action.args.pop("before")
     assert action.args == {"was": "active", "preserve_ephemeral": True}
+    assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, "for a refused image"
 
 
 def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids
+from common.clients.image import Image
+from common.models import Flavor, ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 
@@ -189,3 +191,56 @@ def test_what_kilonova_froze_into_a_flavor_is_nobodys_to_see(cloud: Cloud) -> No
                 shown = cloud.call("GET", path, mv=mv, token=token)
                 assert "kilonova:" not in shown.text
                 assert ("hw:boot_menu" in shown.text) == (mv != "2.1")
+
+
+def with_specs(cloud: Cloud, **specs: str) -> str:
+    """A flavor's id."""
+    cloud.add_flavor(Flavor("hw", "m1.hw", 2, 512, 1, extra_specs=specs))
+    return "hw"
+
+
+@pytest.mark.parametrize(("specs", "properties", "named"), [
+    ({"hw:mem_encryption": "true"}, {}, "hw:mem_encryption"), ({}, {"hw_tpm_model": "tpm-crb"}, "hw_tpm_model"),
+    ({"hw:numa_nodes": "three"}, {}, "hw:numa_nodes"), ({"resources:VGPU": "1"}, {}, "resources:VGPU"),
+    ({"trait:CUSTOM_FAST": "perhaps"}, {}, "trait:CUSTOM_FAST"), ({}, {"hw_disk_bus": "pigeon"}, "hw_disk_bus"),
+    ({"pci_passthrough:alias": "gpu:1"}, {}, "pci_passthrough:alias")])
+def test_hardware_that_no_host_makes_is_refused_by_name(cloud: Cloud, specs: dict[str, str],
+                                                        properties: dict[str, str], named: str) -> None:
+    cloud.images.images[IMAGE].ref.properties.update(properties)
+    assert named in refusal(post(cloud, flavorRef=with_specs(cloud, **specs)))
+    assert cloud.rows(schema.servers) == []
+
+
+def test_names_of_devices_are_explained_when_the_flavor_is_frozen(make_cloud: Callable[..., Cloud]) -> None:
+    cloud = make_cloud(pci_aliases={"gpu": [("10de", "1db4"), ("10de", "1db5")]})
+    flavor = with_specs(cloud, **{"pci_passthrough:alias": "gpu:2", "kilonova:devices": "all=8086:1572:9"})
+    server = post(cloud, flavorRef=flavor).json["server"]["id"]
+    assert cloud.rows(schema.servers)[0].flavor["extra_specs"] == {
+        "pci_passthrough:alias": "gpu:2", "kilonova:devices": "gpu=10de:1db4|10de:1db5:2"}
+    shown = cloud.call("GET", f"/servers/{server}", mv="2.47", token="admin").json["server"]["flavor"]
+    assert shown["extra_specs"] == {"pci_passthrough:alias": "gpu:2"}
+
+
+@pytest.mark.parametrize(("properties", "words"), [
+    ({"hw_numa_nodes": "2"}, "NUMA cells"), ({"hw_cpu_policy": "dedicated"}, "resources"),
+    ({"hw_disk_bus": "scsi"}, None)])
+def test_a_rebuild_keeps_the_servers_place_on_its_host(cloud: Cloud, properties: dict[str, str], words: str | None
+                                                       ) -> None:
+    server = post(cloud, flavorRef=with_specs(cloud)).json["server"]["id"]
+    cloud.rest(server)
+    other = ids.new()
+    cloud.images.images[other] = Image(ImageRef(other, "qcow2", 1024, properties=properties))
+    answer = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": other}})
+    if words is None:
+        assert answer.status_code == 202, answer.text
+    else:
+        assert refusal(answer).startswith(f"imageRef: this image asks for other {words} than the server has")
+        assert cloud.rows(schema.servers)[0].image_id == IMAGE
+
+
+def test_a_server_of_before_may_leave_an_image_that_is_refused_today(cloud: Cloud) -> None:
+    server = post(cloud).json["server"]["id"]
+    old = {"id": IMAGE, "properties": {"hw_tpm_model": "tpm-crb"}}
+    cloud.rest(server, image=old)
+    answer = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE}})
+    assert answer.status_code == 202, answer.text
