@@ -74,7 +74,7 @@ def test_topology_refused(specs: Texts, image: Texts, words: str) -> None:
 # --- CPUs of one's own, cells, pages ---
 def test_dedicated_cpus_take_pcpu_and_have_a_cell() -> None:
     found = asked({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "isolate"})
-    assert (found.dedicated, found.threads) == ({0, 1, 2, 3}, "isolate")
+    assert (found.dedicated, found.threads) == (frozenset(range(4)), "isolate")
     assert found.cells == (CellWish((0, 1, 2, 3), 4096),) and found.needs_fitting
     assert resources(flavor({"hw:cpu_policy": "dedicated"}), {}) == {"PCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
     assert asked({}, {"hw_cpu_policy": "dedicated"}).dedicated == {0, 1, 2, 3}
