@@ -17,6 +17,9 @@ from common.store import aggregates, upgrades
 from common.store import hosts as store_hosts
 from common.store.engine import Store, moment
 
+#: What filters may ask of a host beside what its agent calls facts.
+_FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
+
 
 def hosts(options: argparse.Namespace) -> int:
     """Print them; 1 when none of them takes new servers."""
@@ -33,7 +36,8 @@ def hosts(options: argparse.Namespace) -> int:
 def overview(tx: Any, default_zone: str, limit: int, pause: int) -> list[dict[str, Any]]:
     """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how many seconds."""
     zones, at = aggregates.zones(tx, default_zone), moment(tx)
-    return [_row(host, zones[host["name"]], at, limit, pause) for host in store_hosts.list_all(tx)]
+    return sorted((_row(host, zones[host["name"]], at, limit, pause) for host in store_hosts.list_all(tx)),
+                  key=lambda row: str(row["name"]))
 
 
 def _row(host: dict[str, Any], zone: str, at: int, limit: int, pause: int) -> dict[str, Any]:
@@ -48,7 +52,8 @@ def _row(host: dict[str, Any], zone: str, at: int, limit: int, pause: int) -> di
     return {"name": host["name"], "zone": zone, "state": state, "enabled": not host["disabled"],
             "disabled_reason": host["disabled_reason"], "servers": host["running_vms"], "classes": classes,
             "failures": failures, "left_out": bool(wait), "tried_again_in": wait,
-            "open": state == "up" and not host["disabled"] and not wait}
+            "open": state == "up" and not host["disabled"] and not wait, "traits": host["traits"],
+            "facts": {**(host["facts"] or {}), **{name: host[name] for name in _FACTS}}}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

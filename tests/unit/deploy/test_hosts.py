@@ -61,6 +61,7 @@ def test_what_is_free_of_what_there_is(conf: Path, store: Store, capsys: pytest.
     found = told(conf, capsys)
     assert {name: row["zone"] for name, row in found.items()} == {"a": "nova", "b": "az1", "c": "nova"}
     assert found["b"]["classes"]["MEMORY_MB"] == {"total": 8000, "used": 2048, "free": 5952}
+    assert found["a"]["facts"]["hypervisor_type"] == "QEMU"
     assert found["a"]["classes"]["VCPU"] == {"total": 16, "used": 0, "free": 16}
     assert lines(conf, capsys) == [
         "host zone state servers DISK_GB free/total MEMORY_MB free/total VCPU free/total",
