@@ -5,8 +5,7 @@ from __future__ import annotations
 from compute_api.schemas.common import HOST, NAME, UUID, record, wrapped
 from compute_api.validation import Document, Versioned
 
-_ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255, "format": "name",
-                   "pattern": "^[^:]*$"}
+_ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255, "format": "name"}
 _METADATA: Document = {
     "type": "object", "additionalProperties": False,
     "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": ["string", "null"], "maxLength": 255}}}

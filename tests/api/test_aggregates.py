@@ -113,6 +113,7 @@ def test_what_is_not_an_aggregate_is_refused(admin: Admin) -> None:
                   {**good, "availability_zone": ""}, {**good, "availability_zone": "az:1"},
                   {**good, "availability_zone": "z" * 256}, {"availability_zone": "az1"}):
         admin.ask("POST", "", {"aggregate": given}, 400)
+    says(admin.ask("POST", "", {"aggregate": {**good, "availability_zone": "az:1"}}, 400), "no ':'")
     admin.ask("POST", "", {"aggregate": {"name": "rack"}}, 409)
     admin.ask("POST", "", {"aggregate": good, "more": 1}, 400)
     assert [row["name"] for row in admin.ask("GET", "")["aggregates"]] == ["rack"]

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from common import config, errors
-from common.models import Access, Command, DomainState, Explanation, RequestSpec, Result, Selection, Sync, SyncAnswer
+from common.models import (
+    Access,
+    Command,
+    DomainState,
+    Explanation,
+    ImageRef,
+    RequestSpec,
+    Result,
+    Selection,
+    Sync,
+    SyncAnswer,
+)
 from common.rpc import agent, conductor, scheduler
 from common.rpc.transport import Transport
 from deploy.servers import free_ports
@@ -86,6 +97,9 @@ class Told:
 
     def do(self, commands: list[Command], access: Access | None) -> None:
         self._hear(commands, access)
+
+    def cache_images(self, images: list[ImageRef], access: Access) -> None:
+        self._hear(images, access)
 
     def query(self, verb: str, arguments: dict[str, Any]) -> Any:
         return self._hear(verb, arguments)
@@ -216,6 +230,21 @@ def test_commands_reach_the_host_they_are_for(connect: Connect) -> None:
     assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
         ([], None), ([command, command], Access("u", "t"))]
     assert there.told == []
+
+
+def test_images_to_fetch_ahead_reach_their_host_and_what_became_of_them_comes_back(connect: Connect) -> None:
+    images = [ImageRef("i", "raw", 7, "sha512", "abc", {"os_type": "linux"}), ImageRef("j")]
+    here = Told()
+    agent.serve(connect(), "h1", here)
+    client = agent.Client(connect())
+    assert client.cache_images("h1", images, Access("u", "t"))
+    assert client.cache_images("h3", images, Access("u", "t")) is False
+    assert here.wait_for(1) == [(images, Access("u", "t"))]
+    told = Told((SyncAnswer(3), None))
+    conductor.serve(connect(), "c1", told)
+    said = Sync("h1", 3, cached={"i": "", "j": "it is gone"})
+    conductor.Client(connect()).sync(said, 5)
+    assert told.told == [(said,)]
 
 
 def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Connect) -> None:

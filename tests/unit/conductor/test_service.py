@@ -9,7 +9,7 @@ import pytest
 
 from common import errors
 from common.clock import Clock
-from common.models import Access, Command, RequestSpec, Selection, Sync
+from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync
 from common.rpc import scheduler
 from common.store.engine import Store
 from common.wire import to_wire
@@ -82,6 +82,14 @@ def test_without_a_token_a_command_that_needs_one_waits_for_the_hosts_next_sync(
     wire = Wire()
     post(wire, Tokens(errors.Unavailable("no identity"))).do("h1", [command({"id": "i"})])
     assert wire.casts == []
+
+
+def test_images_to_fetch_ahead_bring_a_token_or_wait() -> None:
+    wire, image = Wire(), ImageRef("i", "raw")
+    post(wire).cache_images("h1", [image])
+    assert wire.casts == [("cache_images", "h1", {"images": to_wire([image]), "access": to_wire(ACCESS)})]
+    post(wire, Tokens(errors.Unavailable("no identity"))).cache_images("h1", [image])
+    assert len(wire.casts) == 1
 
 
 @pytest.fixture
