@@ -118,9 +118,11 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="Seconds without a sign of life after which a host counts as down."),
     ),
     "scheduler": (
-        cfg.ListOpt("enabled_filters", default=["ComputeFilter", "AvailabilityZoneFilter"],
-                    help="Filters, in order: Nova's, and those that installed distributions bring. Resources, traits, "
-                         "server groups, NUMA cells and PCI devices are always checked."),
+        cfg.ListOpt("enabled_filters",
+                    default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter", "SameHostFilter",
+                             "DifferentHostFilter", "ServerGroupAntiAffinityFilter", "ServerGroupAffinityFilter"],
+                    help="Filters, in order: Nova's, and those that installed distributions bring. Zones, traits, "
+                         "resources, server groups, NUMA cells and PCI devices are always checked."),
         cfg.IntOpt("max_instances_per_host", default=50, min=1,
                    help="Servers of a host, for NumInstancesFilter; AggregateNumInstancesFilter has it where metadata "
                         "says nothing."),

@@ -66,7 +66,6 @@ BUILT_IN: dict[str, Entry] = {
     "ServerGroupAffinityFilter": PROMISED,
     "ServerGroupAntiAffinityFilter": PROMISED,
 }
-FILTERS: dict[str, Filter] = {"ComputeFilter": hosts.compute_status, "AvailabilityZoneFilter": hosts.availability_zone}
 
 
 @dataclass(frozen=True, slots=True)

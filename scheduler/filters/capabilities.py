@@ -16,24 +16,30 @@ import numpy as np
 from common.models import RequestSpec
 from scheduler.filters.check import Check, of_facts
 from scheduler.filters.requirements import meets
-from scheduler.snapshot import Mask, Numbers, Snapshot
+from scheduler.snapshot import Mask, Numbers, Snapshot, Stock
 
 SCOPE = "capabilities"
 
 
-def _free(resource_class: str, factor: int = 1) -> Callable[[Snapshot], Numbers | None]:
-    return lambda found: found.stock[resource_class].free * factor if resource_class in found.stock else None
+def _of(resource_class: str, what: Callable[[Stock], Numbers]) -> Callable[[Snapshot], Numbers]:
+    """A number of an inventory; 0 where no host has one."""
+    return lambda found: what(found.stock[resource_class]) if resource_class in found.stock else np.zeros(
+        len(found.names), np.int64)
 
 
-def _total(resource_class: str) -> Callable[[Snapshot], Numbers | None]:
-    return lambda found: found.stock[resource_class].most if resource_class in found.stock else None
+def _free(stock: Stock) -> Numbers:
+    return stock.free
+
+
+def _total(stock: Stock) -> Numbers:
+    return stock.most
 
 
 #: Facts that are a number of each host, under the names that Nova's filters know them by.
-COLUMNS: Mapping[str, Callable[[Snapshot], Numbers | None]] = {
-    "free_ram_mb": _free("MEMORY_MB"), "total_usable_ram_mb": _total("MEMORY_MB"),
-    "free_disk_mb": _free("DISK_GB", 1024), "total_usable_disk_gb": _total("DISK_GB"),
-    "vcpus_total": _total("VCPU"), "num_instances": lambda found: found.servers,
+COLUMNS: Mapping[str, Callable[[Snapshot], Numbers]] = {
+    "free_ram_mb": _of("MEMORY_MB", _free), "total_usable_ram_mb": _of("MEMORY_MB", _total),
+    "free_disk_mb": _of("DISK_GB", lambda stock: stock.free * 1024), "total_usable_disk_gb": _of("DISK_GB", _total),
+    "vcpus_total": _of("VCPU", _total), "num_instances": lambda found: found.servers,
     "num_io_ops": lambda found: found.working, "failed_builds": lambda found: found.failures}
 
 
@@ -60,10 +66,9 @@ def _asked(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, boo
 
 
 def _column_meets(snapshot: Snapshot, path: list[str], wanted: str) -> Mask:
-    column = COLUMNS[path[0]](snapshot)
-    if column is None or len(path) > 1:
+    if len(path) > 1:           # a number has no parts
         return np.zeros(len(snapshot.names), np.bool_)
-    values, places = np.unique(column, return_inverse=True)
+    values, places = np.unique(COLUMNS[path[0]](snapshot), return_inverse=True)
     return np.array([meets(wanted, str(value)) for value in values], np.bool_)[places]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from common.models import Cell, Device, Fitting, Flavor, RequestSpec
+from common.models import Cell, Device, FittedCell, Fitting, Flavor, RequestSpec
 from scheduler.hosts import seed
 from scheduler.snapshot import Aggregate, Group, Parts, Snapshot, Stock
 
@@ -145,6 +145,8 @@ FACTS = [
     {"hypervisor_type": "kvm", "hypervisor_version": 0, "supported_instances": [["x86_64", "xen", "xen"], [
         "x86_64", "qemu", "exe"]], "cpu_info": {}},
     {"supported_instances": [], "absent": "3"}, {}]
+PARTS: list[dict[str, str]] = [{}, {}, {"hw:cpu_policy": "dedicated"}, {"kilonova:devices": "gpu=10de:1db4:1"},
+                                {"hw:cpu_policy": "dedicated", "kilonova:devices": "any=10de:1db4|10de:1db5:2"}]
 CLASSES = ["VCPU", "MEMORY_MB", "CUSTOM_GOLD"]
 
 
@@ -193,13 +195,18 @@ def _add_parts(draw: st.DrawFn, host: Host) -> None:
         host.devices.append(Device(f"0000:81:00.{number}", "10de", draw(st.sampled_from(["1db4", "1db5"]))))
     if host.devices and draw(st.booleans()):
         host.held.append(Fitting(devices=[host.devices[0].address]))
+    if host.cells and draw(st.booleans()):
+        host.held.append(Fitting([FittedCell(0, [0], {"0": host.cells[0].pcpus[0]}, 64)]))
 
 
+EXTRA_SPECS = st.builds(
+    dict.__or__, st.dictionaries(st.sampled_from(EXTRA), st.sampled_from(REQUIREMENTS), max_size=2),
+    st.sampled_from(PARTS))
 REQUESTS = st.builds(
     RequestSpec, st.just("new"), st.sampled_from(["project1", "project2", "project9"]),
     st.dictionaries(st.sampled_from([*CLASSES, "VGPU"]), st.sampled_from([0, 1, 2, 4, 1000]), max_size=2),
-    flavor=st.builds(Flavor, st.just("1"), st.sampled_from(["small", "large"]), st.just(1), st.just(64), st.just(0),
-                     extra_specs=st.dictionaries(st.sampled_from(EXTRA), st.sampled_from(REQUIREMENTS), max_size=2)),
+    flavor=st.builds(Flavor, st.just("1"), st.sampled_from(["small", "large"]), st.integers(1, 2), st.just(64),
+                     st.just(0), extra_specs=EXTRA_SPECS),
     image_id=st.sampled_from([None, *IMAGES]), image_properties=some(PROPERTIES, 3),
     required_traits=st.lists(st.sampled_from([*TRAITS, "CUSTOM_UNKNOWN"]), max_size=1),
     forbidden_traits=st.lists(st.sampled_from([*TRAITS, "CUSTOM_UNKNOWN"]), max_size=1),

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hardware as a flavor asks for it, in a real guest: what the guest sees, and what libvirt was told."""
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.e2e.live import Live, Rest
+
+LOOK = ("#!/bin/sh\n"
+        "echo \"cpus: $(grep -c ^processor /proc/cpuinfo), sockets: $(grep '^physical id' /proc/cpuinfo | sort -u | "
+        "wc -l), cores: $(sed -n 's/^cpu cores.*: //p' /proc/cpuinfo | head -n 1)\"\n")
+SPECS = {"hw:cpu_sockets": "1", "hw:cpu_cores": "2", "quota:cpu_shares": "512", "quota:disk_write_iops_sec": "500",
+         "hw:watchdog_action": "reset"}
+
+
+def make_flavor(admin: Rest, name: str, specs: dict[str, str]) -> str:
+    made = admin.call("POST", "/flavors", {"flavor": {"name": name, "vcpus": 2, "ram": 192, "disk": 1}})
+    assert made.status == 200, made.body
+    flavor = str(made.body["flavor"]["id"])
+    said = admin.call("POST", f"/flavors/{flavor}/os-extra_specs", {"extra_specs": specs})
+    assert said.status == 200, said.body
+    return flavor
+
+
+@pytest.fixture
+def admin(cloud: Live) -> Rest:
+    return cloud.rest("kilonova-admin")
+
+
+@pytest.fixture
+def wide(admin: Rest) -> Iterator[str]:
+    """A flavor with one socket of two cores, and limits."""
+    flavor = make_flavor(admin, "e2e.wide", SPECS)
+    yield flavor
+    assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
+
+
+def domain(cloud: Live, server: str) -> ElementTree.Element:
+    return ElementTree.fromstring(cloud.virsh("dumpxml", server))
+
+
+def looks(found: ElementTree.Element) -> dict[str, Any]:
+    """Of a domain, what ``SPECS`` ask for."""
+    topology = found.find("cpu/topology")
+    watchdog = found.find("devices/watchdog")
+    return {"sizes": [topology.get(name) for name in ("sockets", "cores", "threads")] if topology is not None else None,
+            "shares": found.findtext("cputune/shares"),
+            "iops": found.findtext("devices/disk/iotune/write_iops_sec"),
+            "watchdog": watchdog.get("action") if watchdog is not None else None}
+
+
+def test_guest_has_the_hardware_of_its_flavor_and_keeps_it(cloud: Live, demo: Rest, wide: str) -> None:
+    server = demo.create(image=cloud.image(), flavor=wide, config_drive=True,
+                         user_data=base64.b64encode(LOOK.encode()).decode())
+    demo.await_status(server, "ACTIVE")
+    assert "cpus: 2, sockets: 1, cores: 2" in demo.await_ready(server)
+    wanted = {"sizes": ["1", "2", "1"], "shares": "512", "iops": "500", "watchdog": "reset"}
+    assert looks(domain(cloud, server)) == wanted
+    assert demo.act(server, "reboot", {"type": "HARD"}).status == 202
+    demo.await_status(server, "ACTIVE")
+    assert demo.await_ready(server, times=2).count("cpus: 2, sockets: 1, cores: 2") >= 1
+    assert looks(domain(cloud, server)) == wanted
+
+
+def test_guest_without_extra_specs_has_none_of_it(cloud: Live, demo: Rest) -> None:
+    server = demo.create(image=cloud.image(), flavor=cloud.flavor())
+    demo.await_status(server, "ACTIVE")
+    assert set(looks(domain(cloud, server)).values()) == {None}
+
+
+def test_cpus_of_their_own_are_not_to_be_had_where_no_host_gives_any(admin: Rest, cloud: Live, demo: Rest) -> None:
+    flavor = make_flavor(admin, "e2e.dedicated", {"hw:cpu_policy": "dedicated"})
+    try:
+        server = demo.create(image=cloud.image(), flavor=flavor)
+        fault = demo.await_status(server, "ERROR")["fault"]
+        assert "PCPU" in fault["message"], fault
+    finally:
+        assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
+
+
+def test_hosts_tell_what_they_are_and_how_long_they_are_up(admin: Rest, cloud: Live) -> None:
+    reply = admin.call("GET", "/os-hypervisors/detail", version="2.88")
+    assert reply.status == 200, reply.body
+    for host in reply.body["hypervisors"]:
+        assert host["hypervisor_type"] == "QEMU"
+        assert re.match(r"\s*\d\d:\d\d:\d\d up .+,\s+\d+ users?,\s+load average: ", host["uptime"]), host
+    traits = {trait for (told,) in cloud.rows("SELECT traits FROM hosts") for trait in json.loads(told)}
+    assert {"COMPUTE_NODE", "COMPUTE_STORAGE_BUS_VIRTIO", "HW_CPU_X86_SSE2"} <= traits
