@@ -216,7 +216,7 @@ class Policy:
         from oslo_config import cfg
         from oslo_policy import opts, policy
         if policy_file and not Path(policy_file).is_file():
-            raise FileNotFoundError(f"[api] policy_file: there is no file {policy_file}")
+            raise FileNotFoundError(f"policy_file: there is no file {policy_file}")
         conf = cfg.ConfigOpts()
         conf([], project="kilonova", default_config_files=[], default_config_dirs=[])
         opts.set_defaults(conf, policy_file=policy_file or "")

@@ -13,10 +13,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from common import errors, ids
+from common import errors
 from common.models import HostInventory
 from common.store import aggregates, allocations, inventories, services
 from common.store.engine import for_update, insert_ignore, now
+from common.store.providers import of_host
 from common.store.schema import allocations as allocations_table
 from common.store.schema import (
     guests,
@@ -52,10 +53,7 @@ def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
     """Take in what a host that has said hello has now."""
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now()))
-    uuid = ids.new()
-    insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": uuid, "name": name, "host": name, "generation": 0,
-                                  "created_at": now(), "changed_at": now()})
-    provider = tx.execute(for_update(sa.select(providers.c.id).where(providers.c.host == name))).one().id
+    provider = of_host(tx, name)
     allocations.touch(tx, [provider])
     inventories.report(tx, provider, [
         inventories.Reported(resource_class, total, reserved, inventory.ratios.get(resource_class, 1.0))

@@ -173,6 +173,27 @@ def delete(tx: Connection, uuid: str) -> None:
     tx.execute(sa.delete(providers).where(providers.c.id == row.id))
 
 
+def of_host(tx: Connection, host: str) -> int:
+    """The number of a host's provider, which is locked; made when there is none.
+
+    One that was made by hand under the host's name becomes the host's, with what was set by hand.
+
+    Raises:
+        Conflict: it stands in a tree.
+    """
+    uuid = ids.new()
+    insert_ignore(tx, providers, {"uuid": uuid, "root_uuid": uuid, "name": host, "host": host, "generation": 0,
+                                  "created_at": now(), "changed_at": now()})
+    row = tx.execute(for_update(sa.select(providers.c.id).where(providers.c.host == host))).first()
+    if row is None:
+        row = tx.execute(for_update(sa.select(providers).where(providers.c.name == host))).one()
+        if len(_below(tx, row)) > 1 or row.parent_uuid is not None:
+            raise errors.Conflict(f"The resource provider {row.uuid}, made by hand, has the name of the host {host} "
+                                  "and stands in a tree; rename it, so that the host can have its own.")
+        tx.execute(sa.update(providers).where(providers.c.id == row.id).values(host=host))
+    return int(row.id)
+
+
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
     """The aggregates of each of these providers, sorted; one statement."""

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common import errors
-from common.store.engine import insert_ignore, now
+from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import inventories, resource_classes
 
 STANDARD: tuple[str, ...] = tuple(os_resource_classes.STANDARDS)
@@ -24,19 +24,22 @@ def list_all(tx: Connection) -> list[tuple[str, int | None]]:
     return [*((name, None) for name in STANDARD), *((row.name, row.created_at) for row in own)]
 
 
-def unknown(tx: Connection, names: Iterable[str]) -> list[str]:
-    """Those of the names that no class has; at most one statement."""
+def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
+    """Those of the names that no class has; at most one statement. lock: the others cannot go meanwhile."""
     wanted = set(names) - set(STANDARD)
     if wanted:
-        wanted -= set(tx.scalars(sa.select(resource_classes.c.name).where(resource_classes.c.name.in_(sorted(wanted)))))
+        query = sa.select(resource_classes.c.name).where(resource_classes.c.name.in_(sorted(wanted))).order_by(
+            resource_classes.c.name)
+        wanted -= set(tx.scalars(for_update(query) if lock else query))
     return sorted(wanted)
 
 
-def show(tx: Connection, name: str) -> int | None:
+def show(tx: Connection, name: str, lock: bool = False) -> int | None:
     """When a class was made; None for a standard one. Raises NotFound."""
     if name in STANDARD:
         return None
-    row = tx.execute(sa.select(resource_classes.c.created_at).where(resource_classes.c.name == name)).first()
+    query = sa.select(resource_classes.c.created_at).where(resource_classes.c.name == name)
+    row = tx.execute(for_update(query) if lock else query).first()
     if row is None:
         raise errors.NotFound(f"No such resource class {name}.")
     return int(row.created_at)
@@ -58,7 +61,7 @@ def rename(tx: Connection, name: str, to: str) -> None:
     """
     if name in STANDARD:
         raise errors.BadRequest(f"Cannot update standard resource class {name}")
-    show(tx, name)
+    show(tx, name, lock=True)
     if not unknown(tx, [to]):
         raise errors.Conflict(f"Resource class already exists: {to}")
     _check_unused(tx, name, "update")
@@ -73,7 +76,7 @@ def delete(tx: Connection, name: str) -> None:
     """
     if name in STANDARD:
         raise errors.BadRequest(f"Error in delete resource class: Cannot delete standard resource class {name}")
-    show(tx, name)
+    show(tx, name, lock=True)
     _check_unused(tx, name, "delete")
     tx.execute(sa.delete(resource_classes).where(resource_classes.c.name == name))
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Row
 
 from common import errors
 from common.store import services
-from common.store.engine import insert_ignore, now
+from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import provider_traits, traits
 
 
@@ -35,13 +35,15 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
     return sorted(known if associated is None else known - used)
 
 
-def unknown(tx: Connection, names: Iterable[str]) -> list[str]:
-    """Those of the names that no trait has; at most one statement."""
+def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
+    """Those of the names that no trait has; at most two statements. lock: the others cannot go meanwhile."""
     wanted = set(names) - standard()
     if wanted:
-        query = sa.select(traits.c.name).where(traits.c.name.in_(sorted(wanted)))
-        wanted -= set(tx.scalars(query.union(sa.select(provider_traits.c.trait).where(
-            provider_traits.c.trait.in_(sorted(wanted))))))
+        query = sa.select(traits.c.name).where(traits.c.name.in_(sorted(wanted))).order_by(traits.c.name)
+        wanted -= set(tx.scalars(for_update(query) if lock else query))
+    if wanted:          # hosts may have some of their own
+        wanted -= set(tx.scalars(sa.select(provider_traits.c.trait).where(
+            provider_traits.c.trait.in_(sorted(wanted))).distinct()))
     return sorted(wanted)
 
 
@@ -69,9 +71,10 @@ def delete(tx: Connection, name: str) -> None:
     """
     if name in standard():
         raise errors.BadRequest(f"Cannot delete standard trait {name}.")
+    gone = tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount      # nobody can take it meanwhile
     if tx.scalar(sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)) is not None:
         raise errors.Conflict(f"The trait {name} is in use by a resource provider.")
-    if not tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount:
+    if not gone:
         raise errors.NotFound(f"No such trait(s): {name}.")
 
 
@@ -91,7 +94,7 @@ def put(tx: Connection, provider: Row[Any], names: Iterable[str]) -> list[str]:
         BadRequest: some are unknown. Conflict: one is for the compute service to say.
     """
     wanted = set(names)
-    missing = unknown(tx, wanted)
+    missing = unknown(tx, wanted, lock=True)
     if missing:
         raise errors.BadRequest(f"No such trait(s): {', '.join(missing)}.")
     own = provider_traits.c.provider_id == provider.id

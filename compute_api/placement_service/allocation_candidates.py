@@ -18,6 +18,7 @@ from compute_api.placement_service.request import Answer, BadQuery, Body, Reques
 from compute_api.placement_service.resource_providers import refuse_unknown
 
 DICTS, TRAITS, ALL_CLASSES, TREES, MAPPINGS = 12, 17, 27, 29, 34
+MOST = 10_000                # candidates of one answer
 _KEY = re.compile(r"(resources|required|member_of|in_tree)(.*)\Z")
 _ALONE = "Kilonova looks for providers that can give everything alone, as its hosts do."
 
@@ -29,7 +30,7 @@ def index(request: Request) -> Answer:
 
     def work(tx: Connection) -> tuple[list[Row[Any]], Body]:
         refuse_unknown(tx, wanted)
-        found = provider_search.find(tx, wanted, int(limit[:9]) if limit else None)
+        found = provider_search.find(tx, wanted, min(int(limit[:9]), MOST) if limit else MOST)
         shown = found if request.version < TREES else provider_search.trees(tx, {row.root_uuid for row in found})
         return found, _summaries(tx, request.version, shown, wanted)
     found, summaries = request.read(work)

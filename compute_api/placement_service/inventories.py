@@ -137,6 +137,6 @@ def _checked(request: Request, provider_uuid: str, name: str, body: Mapping[str,
 
 
 def _check_known(tx: Connection, wanted: Mapping[str, Any], text: str) -> None:
-    missing = resource_classes.unknown(tx, wanted)
+    missing = resource_classes.unknown(tx, wanted, lock=True)
     if missing:
         raise errors.BadRequest(f"{text} {', '.join(missing)}")

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Providers, traits and inventories by hand, on SQLite, PostgreSQL and MariaDB, also under races."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids
+from common.models import HostInventory
+from common.store import (
+    allocations,
+    hosts,
+    inventories,
+    provider_search,
+    providers,
+    resource_classes,
+    schema,
+    traits,
+    upgrades,
+)
+from common.store.engine import Connection, Store, now
+from common.store.provider_search import Wanted
+
+PARTS = HostInventory("QEMU", 7002000, "host.cloud", 8, 16384, 100, "192.0.2.1", {}, ratios={"VCPU": 4.0},
+                      traits=["COMPUTE_NODE"], reserved_memory_mb=512)
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    upgrades.upgrade(store)
+    yield store
+    store.close()
+
+
+def race(*works: Callable[[], Any]) -> list[Any]:
+    """What each gave, or raised."""
+    def outcome(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except errors.Problem as problem:
+            return problem
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(outcome, works))
+
+
+def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
+    """A provider by hand; its uuid."""
+    def work(tx: Connection) -> str:
+        row = providers.create(tx, name, None, parent)
+        inventories.put(tx, row, {key: {"total": value} if isinstance(value, int) else value
+                                  for key, value in stock.items()})
+        return str(row.uuid)
+    return store.write(work)
+
+
+def names(store: Store, **wanted: Any) -> list[str]:
+    return [row.name for row in store.read(lambda tx: provider_search.find(tx, Wanted(**wanted)))]
+
+
+def test_search_counts_what_is_left_in_units_that_are_allowed(store: Store) -> None:
+    one = make(store, "one", DISK_GB={"total": 100, "reserved": 20, "allocation_ratio": 1.5, "min_unit": 10,
+                                      "max_unit": 60, "step_size": 5}, VCPU=4)
+    make(store, "two", DISK_GB=100)
+    with store.begin() as tx:
+        row = providers.show(tx, one)
+        tx.execute(sa.insert(schema.allocations).values(provider_id=row.id, consumer_id=ids.new(),
+                                                        resource_class="DISK_GB", used=80))
+    assert names(store, resources={"DISK_GB": 40}) == ["one", "two"]
+    assert names(store, resources={"DISK_GB": 45}) == ["two"], "of 120 are 80 held"
+    assert names(store, resources={"DISK_GB": 12}) == ["two"], "in steps of five"
+    assert names(store, resources={"DISK_GB": 5}) == ["two"], "ten at least"
+    assert names(store, resources={"DISK_GB": 10, "VCPU": 4}) == ["one"]
+    assert names(store, resources={"DISK_GB": 10, "VCPU": 5}) == []
+
+
+def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
+    group, other = ids.new(), ids.new()
+    root = make(store, "root")
+    leaf = make(store, "leaf", root)
+    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+
+    def tag(tx: Connection) -> None:
+        traits.create(tx, "CUSTOM_FAST")
+        traits.put(tx, providers.lock(tx, leaf), ["CUSTOM_FAST", "HW_CPU_X86_AVX"])
+        providers.set_aggregates(tx, providers.lock(tx, leaf), [group])
+        tx.execute(sa.insert(schema.aggregates).values(id=1, uuid=other, name="rack", meta={}, created_at=now()))
+        tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
+    store.write(tag)
+    assert names(store, in_tree=leaf) == ["root", "leaf"]
+    assert names(store, member_of=(frozenset((group, other)),)) == ["leaf", "host"]
+    assert names(store, member_of=(frozenset((group,)), frozenset((other,)))) == []
+    assert names(store, not_member_of=frozenset((other,))) == ["root", "leaf"]
+    assert names(store, required=(frozenset(("CUSTOM_FAST", "COMPUTE_NODE")),)) == ["leaf", "host"]
+    assert names(store, required=(frozenset(("CUSTOM_FAST",)),), forbidden=frozenset(("HW_CPU_X86_AVX",))) == []
+    assert names(store, root_forbidden=frozenset(("COMPUTE_NODE",))) == ["root", "leaf"]
+    assert names(store, name="leaf") == ["leaf"]
+
+
+def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None:
+    uuid = make(store, "one")
+
+    def write(amount: int) -> Callable[[], Any]:
+        def work(tx: Connection) -> int:
+            row = providers.lock(tx, uuid, 0)
+            allocations.touch(tx, [row.id])
+            inventories.put(tx, row, {"VCPU": {"total": amount}})
+            return amount
+        return lambda: store.write(work)
+    won = [outcome for outcome in race(*(write(amount) for amount in range(1, 9))) if isinstance(outcome, int)]
+    assert len(won) == 1
+    row = store.read(lambda tx: providers.show(tx, uuid))
+    assert row.generation == 1
+    assert store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]["VCPU"].total == won[0]
+
+
+def test_one_name_is_given_once(store: Store) -> None:
+    outcomes = race(*(lambda: make(store, "same") for _ in range(6)))
+    assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
+    assert {type(outcome) for outcome in outcomes} <= {str, providers.Refused}
+
+
+def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
+    for turn in range(5):
+        store.write(lambda tx: resource_classes.create(tx, "CUSTOM_X"))
+        uuid = make(store, f"taker{turn}")
+
+        def take(uuid: str = uuid) -> None:
+            def work(tx: Connection) -> None:
+                if resource_classes.unknown(tx, ["CUSTOM_X"], lock=True):
+                    raise errors.BadRequest("gone")
+                inventories.put(tx, providers.lock(tx, uuid), {"CUSTOM_X": {"total": 1}})
+            store.write(work)
+        race(take, lambda: store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X")))
+        known = not store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X"]))
+        used = bool(names(store, resources={"CUSTOM_X": 1}))
+        assert known == used
+        store.write(lambda tx, uuid=uuid: providers.delete(tx, uuid))
+        if known:
+            store.write(lambda tx: resource_classes.delete(tx, "CUSTOM_X"))
+
+
+def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
+    one, two = make(store, "one"), make(store, "two")
+
+    def below(child: str, parent: str) -> Callable[[], Any]:
+        return lambda: store.write(lambda tx: providers.move(tx, providers.lock(tx, child), parent, True))
+    outcomes = race(below(one, two), below(two, one))
+    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [errors.BadRequest]
+    rows = {uuid: store.read(lambda tx, uuid=uuid: providers.show(tx, uuid)) for uuid in (one, two)}
+    root, = (uuid for uuid, row in rows.items() if row.parent_uuid is None)
+    assert {row.root_uuid for row in rows.values()} == {root}
+
+
+def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> None:
+    uuid = make(store, "host", CUSTOM_X=3, VCPU=2)
+    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    row = store.read(lambda tx: providers.show(tx, uuid))
+    stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
+    assert row.host == "host"
+    assert (stock["VCPU"].total, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (8, 4.0, 3)
+    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+
+
+def test_a_host_does_not_take_over_a_tree(store: Store) -> None:
+    make(store, "leaf", make(store, "host"))
+    with pytest.raises(errors.Conflict, match="rename it"):
+        store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+
+
+def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
+    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    uuid = store.read(lambda tx: provider_search.find(tx, Wanted(name="host")))[0].uuid
+
+    def set_by_hand(tx: Connection) -> None:
+        row = providers.lock(tx, uuid)
+        traits.create(tx, "CUSTOM_GOLD")
+        traits.put(tx, row, ["CUSTOM_GOLD"])
+        inventories.put(tx, row, {"MEMORY_MB": {"total": 16384, "reserved": 1000}, "CUSTOM_X": {"total": 5}},
+                        whole=False)
+    store.write(set_by_hand)
+    store.write(lambda tx: hosts.describe(tx, "host", PARTS))
+    row = store.read(lambda tx: providers.show(tx, uuid))
+    stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
+    assert (stock["MEMORY_MB"].reserved, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (1000, 4.0, 5)
+    assert store.read(lambda tx: traits.of(tx, [row.id]))[row.id] == ["COMPUTE_NODE", "CUSTOM_GOLD"]
+    store.write(lambda tx: inventories.put(tx, providers.lock(tx, uuid), {"MEMORY_MB": {"total": 16384}}, whole=False))
+    stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
+    assert stock["MEMORY_MB"].reserved == 512, "left out, it is the host's again"
