@@ -2,18 +2,19 @@
 """How each workflow is asked for and how its server ends; used by the tests of this ring."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common import states
-from tests.workflows.simulator import Cloud, Crash
+from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
 
 @dataclass
 class Scenario:
     """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number of domains, number
     of images in the image service. ``before``: what was asked before; ``verb``: of its host step; ``fails_as``: the
-    vm_state when that fails, ``fails_with``: the domains then."""
+    vm_state when that fails, ``fails_with``: the domains then. ``placed``: the server is in a hard group and has CPUs
+    of its own."""
 
     ask: str
     ends: str
@@ -24,6 +25,7 @@ class Scenario:
     fails_with: int = 1
     fails_images: int = 0
     verb: str = ""
+    placed: bool = False
 
 
 SCENARIOS = {
@@ -58,6 +60,9 @@ SCENARIOS = {
     "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
     "delete": Scenario("delete", states.DELETED, domains=0),
 }
+#: The same workflows, when placement has more to keep.
+SCENARIOS |= {f"{name}:placed": replace(SCENARIOS[name], placed=True) for name in ("create", "unshelve", "delete")}
+PINNED = replace(FLAVOR, vcpus=2, extra_specs={"hw:cpu_policy": "dedicated"})
 
 #: What the API freezes of a request, by the action's key.
 ARGS: dict[str, dict[str, Any]] = {
@@ -68,6 +73,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "attach_interface": {"networks": [{"network": "n2", "tag": "blue"}]},
     "addSecurityGroup": {"group": "g1", "name": "web"},
     "removeSecurityGroup": {"group": "g1", "name": "web"},
+    "rebuild": {"before": {"image_id": None, "image": None}},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
 }
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
@@ -82,6 +88,13 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 
+def create(cloud: Cloud, scenario: Scenario) -> str:
+    """The scenario's server."""
+    if not scenario.placed:
+        return cloud.create()[0]
+    return cloud.create(flavor=PINNED, group=cloud.group("anti-affinity"))[0]
+
+
 @dataclass
 class Trial:
     """A cloud just before a workflow is asked for."""
@@ -93,7 +106,7 @@ class Trial:
 
     def begin(self) -> None:
         if self.scenario.ask == "create":
-            self.server = self.cloud.create()[0]
+            self.server = create(self.cloud, self.scenario)
         else:
             ask(self.cloud, self.server, self.scenario.ask)
 
@@ -147,7 +160,7 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
     cloud.round()
     trial = Trial(cloud, scenario)
     if scenario.ask != "create":
-        trial.server = cloud.create()[0]
+        trial.server = create(cloud, scenario)
         cloud.settle()
         for host in cloud.hosts.values():
             for guest in host.driver.guests.values():

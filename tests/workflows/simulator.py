@@ -8,6 +8,7 @@ of ``settle`` is what the threads of the services would do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,8 +17,8 @@ from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import NoAnswer
-from common.models import Command, Flavor, RequestSpec, Selection
-from common.store import actions, doctor, schema
+from common.models import Cell, Command, Flavor, ImageRef, RequestSpec, Selection
+from common.store import actions, doctor, schema, server_groups
 from common.store.engine import Store, now
 from common.vault import Vault
 from common.wire import from_wire, to_wire
@@ -66,6 +67,8 @@ class Host:
     def __init__(self, name: str, time: Time, images: Images, script: dict[str, list[Any]] | None = None) -> None:
         self.name, self.time, self.images = name, time, images
         self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script=script or {})
+        self.driver.size = replace(self.driver.size, pcpus=4, cells=[
+            Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)])
         self.journal = Journal(":memory:")
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
         self.restart()
@@ -92,6 +95,7 @@ class Cloud:
         self.scheduler = Proposals(Hosts(store, time), options(config.load()))
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
+        self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
                                         "vault": Vault("key"), "shelved_offload_time": -1}
         self.engine = self.conductor("c1/1")
@@ -111,6 +115,10 @@ class Cloud:
         self.sent += [(host, command) for command in commands]
         if not self.lose("do") and host in self.hosts:
             self.hosts[host].agent.accept(from_wire(Command, to_wire(command)) for command in commands)
+
+    def cache_images(self, host: str, images: list[ImageRef]) -> None:
+        if not self.lose("cache_images"):
+            self.to_cache.append((host, [image.id for image in images]))
 
     # --- what the processes do ---
     def sync(self, host: Host, ask: bool = True) -> None:
@@ -155,29 +163,37 @@ class Cloud:
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
     # --- what users do ---
-    def create(self, count: int = 1, networks: list[dict[str, Any]] | None = None) -> list[str]:
-        """Servers, each with an interface in the network n1, or with these."""
+    def create(self, count: int = 1, networks: list[dict[str, Any]] | None = None, *, flavor: Flavor = FLAVOR,
+               group: str | None = None, **args: Any) -> list[str]:
+        """Servers, each with an interface in the network n1, or with these; ``args``: what else the API freezes."""
         servers, wishes = [], [{"network": "n1"}] if networks is None else networks
         with self.store.begin() as tx:
             for _ in range(count):
                 server, action = ids.new(), ids.new()
                 tx.execute(sa.insert(schema.servers).values(
                     id=server, project_id="project", user_id="user", name="s", hostname="s", vm_state=states.BUILDING,
-                    task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(FLAVOR), flavor_id="1",
-                    vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
+                    task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(flavor), flavor_id="1",
+                    vcpus=flavor.vcpus, memory_mb=flavor.memory_mb, disk_gb=flavor.disk_gb, meta={}, tags=[],
+                    scheduler_hints={"group": group} if group else {}, security_groups=[],
                     interfaces=[] if wishes else None, reservation_id="r", created_at=now(), updated_at=now()))
                 actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
                                      "request_id": ids.new_request(), "name": "create", "workflow": "create",
-                                     "fence": 1, "args": {"networks": wishes}}])
+                                     "fence": 1, "args": {"networks": wishes, **args}}])
+                server_groups.join(tx, [{"group_id": group, "server_id": server}] if group else [])
                 servers.append(server)
         return servers
 
+    def group(self, policy: str, **rules: Any) -> str:
+        """A server group of the project."""
+        return str(self.store.write(lambda tx: server_groups.create(tx, {
+            "project_id": "project", "user_id": "user", "name": "g", "policy": policy, "rules": rules})).id)
+
     def ask(self, server: str, key: str, value: str | None = None, args: dict[str, Any] | None = None,
-            secrets: dict[str, Any] | None = None) -> str:
+            secrets: dict[str, Any] | None = None, changes: dict[str, Any] | None = None) -> str:
         rows = [row for row in states.ACTIONS if row.key == key and (row.when is None or row.when[1] == value)]
         sealed = self.engine.vault.seal(secrets) if secrets else None
         return self.store.write(lambda tx: actions.begin(tx, rows, server, context=USER, project_id="project",
-                                                         args=args, secrets=sealed))
+                                                         args=args, secrets=sealed, changes=changes))
 
     def show(self, server: str) -> Any:
         return self.store.read(lambda tx: tx.execute(
