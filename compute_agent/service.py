@@ -266,14 +266,18 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
                  "host that the console service reaches")
 
 
+def builds_at_a_time(workers: int, most: int) -> int:
+    """However many builds there are, one worker is left for what is quick; ``most`` 0: that is the only limit."""
+    return min(most or workers, max(1, workers - 1))
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
     driver = make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
-    # However many builds there are, one worker is left for what is quick.
-    builds = min(conf.agent.max_concurrent_builds or conf.agent.workers, max(1, conf.agent.workers - 1))
-    agent = Agent(conf.host, journal, Clock(), driver.boot_id(), builds)
+    agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
+                  builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds))
     consoles = make_consoles(conf, driver)
     host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles,
                 {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
