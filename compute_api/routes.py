@@ -166,10 +166,14 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _FLAVOR + "/os-flavor-access", flavors.access, _P + "os-flavor-access"),
     Route("GET", _FLAVOR + "/os-extra_specs", flavors.extra_specs, _P + "os-flavor-extra-specs:index"),
     Route("POST", _FLAVOR + "/os-extra_specs", flavors.add_extra_specs, _P + "os-flavor-extra-specs:create",
-          body=flavor_bodies.ADD_SPECS),
+          until="2.85", body=flavor_bodies.ADD_SPECS),
+    Route("POST", _FLAVOR + "/os-extra_specs", flavors.add_known_extra_specs, _P + "os-flavor-extra-specs:create",
+          "2.86", body=flavor_bodies.ADD_SPECS),
     Route("GET", _FLAVOR + "/os-extra_specs/{key}", flavors.extra_spec, _P + "os-flavor-extra-specs:show"),
     Route("PUT", _FLAVOR + "/os-extra_specs/{key}", flavors.put_extra_spec, _P + "os-flavor-extra-specs:update",
-          body=flavor_bodies.PUT_SPEC),
+          until="2.85", body=flavor_bodies.PUT_SPEC),
+    Route("PUT", _FLAVOR + "/os-extra_specs/{key}", flavors.put_known_extra_spec,
+          _P + "os-flavor-extra-specs:update", "2.86", body=flavor_bodies.PUT_SPEC),
     Route("DELETE", _FLAVOR + "/os-extra_specs/{key}", flavors.remove_extra_spec, _P + "os-flavor-extra-specs:delete"),
 
     # key pairs, whose handlers ask for the rule with the key's user as target

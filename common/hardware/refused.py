@@ -17,10 +17,12 @@ _NO, _NEVER = FALSE, frozenset[str]()
 _NONE, _ZERO = frozenset(("none", "disabled", "")), frozenset(("0",))
 
 SPECS: dict[str, frozenset[str]] = {
-    **dict.fromkeys(("hw:mem_encryption", "hw:cpu_realtime", "hw:locked_memory", "hw:virtio_packed_ring"), _NO),
+    **dict.fromkeys(("hw:mem_encryption", "hw:cpu_realtime", "hw:locked_memory", "hw:virtio_packed_ring",
+                     "hw:ephemeral_encryption"), _NO),
     **dict.fromkeys(("hw:mem_encryption_model", "hw:pmem", "hw:tpm_model", "hw:tpm_version", "hw:tpm_secret_security",
                      "hw:cpu_realtime_mask", "hw:emulator_threads_policy", "hw:viommu_model", "hw:maxphysaddr_mode",
-                     "hw:maxphysaddr_bits", "hw:sound_model", "hw:usb_model", "accel:device_profile"), _NEVER),
+                     "hw:maxphysaddr_bits", "hw:sound_model", "hw:usb_model",
+                     "hw:ephemeral_encryption_format", "accel:device_profile"), _NEVER),
     "hw:redirected_usb_ports": _ZERO, "os:secure_boot": _NONE,
     **dict.fromkeys((f"quota:{what}_{limit}" for what in ("cpu", "memory", "disk_io", "vif")
                      for limit in ("limit", "reservation", "shares_level", "shares_share")), _NEVER)}
@@ -29,12 +31,12 @@ IMAGES: dict[str, frozenset[str]] = {
                      "hw_ephemeral_encryption", "hw_ipxe_boot"), _NO),
     **dict.fromkeys(("hw_mem_encryption_model", "hw_tpm_model", "hw_tpm_version", "hw_tpm_secret_security",
                      "hw_cpu_realtime_mask", "hw_maxphysaddr_mode", "hw_maxphysaddr_bits", "hw_usb_model",
-                     "hw_input_bus", "hw_sound_model"), _NEVER),
+                     "hw_input_bus", "hw_sound_model", "hw_ephemeral_encryption_format"), _NEVER),
     **dict.fromkeys(("hw_viommu_model", "hw_emulation_architecture", "kernel_id", "ramdisk_id", "os_command_line"),
                     _NONE),
     "hw_redirected_usb_ports": _ZERO, "os_secure_boot": _NONE | {"optional"}, "hw_firmware_type": frozenset(("bios",))}
 #: Namespaces that speak of hardware: a name there that nobody reads is refused.
-NAMESPACES = ("hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "pci_passthrough:")
+NAMESPACES = ("hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "pci_passthrough:", "vmware:")
 READ = frozenset((
     *(option.spec for option in OPTIONS), "hw:watchdog_action", "hw_video:ram_max_mb", ALIAS, "hw:cpu_policy",
     "hw:cpu_dedicated_mask", "hw:cpu_thread_policy", "hw:numa_nodes", "hw:mem_page_size",

@@ -6,6 +6,7 @@ from typing import Any
 
 from common import errors, ids
 from common.store import flavors
+from compute_api import extra_specs as extra_specs_known
 from compute_api.request import Answer, Request
 from compute_api.validation import truth
 from compute_api.views import flavors as view
@@ -140,10 +141,17 @@ def extra_specs(request: Request, flavor_id: str) -> dict[str, Any]:
 
 
 def add_extra_specs(request: Request, flavor_id: str) -> dict[str, Any]:
-    """POST /flavors/{id}/os-extra_specs"""
+    """POST /flavors/{id}/os-extra_specs, before 2.86"""
+    extra_specs_known.check_names(request.body["extra_specs"])
     given = {key: str(value) for key, value in request.body["extra_specs"].items()}
     request.write(flavors.set_extra_specs, flavor_id, given)
     return {"extra_specs": given}
+
+
+def add_known_extra_specs(request: Request, flavor_id: str) -> dict[str, Any]:
+    """POST /flavors/{id}/os-extra_specs: names and values are checked."""
+    extra_specs_known.check(request.body["extra_specs"])
+    return add_extra_specs(request, flavor_id)
 
 
 def extra_spec(request: Request, flavor_id: str, key: str) -> dict[str, Any]:
@@ -155,11 +163,18 @@ def extra_spec(request: Request, flavor_id: str, key: str) -> dict[str, Any]:
 
 
 def put_extra_spec(request: Request, flavor_id: str, key: str) -> dict[str, Any]:
-    """PUT /flavors/{id}/os-extra_specs/{key}"""
+    """PUT /flavors/{id}/os-extra_specs/{key}, before 2.86"""
     if key not in request.body:
         raise errors.BadRequest("Request body and URI mismatch")
+    extra_specs_known.check_names(request.body)
     specs = request.write(flavors.set_extra_specs, flavor_id, {key: str(request.body[key])})
     return {key: specs[key]}
+
+
+def put_known_extra_spec(request: Request, flavor_id: str, key: str) -> dict[str, Any]:
+    """PUT /flavors/{id}/os-extra_specs/{key}: name and value are checked."""
+    extra_specs_known.check(request.body)
+    return put_extra_spec(request, flavor_id, key)
 
 
 def remove_extra_spec(request: Request, flavor_id: str, key: str) -> Answer:

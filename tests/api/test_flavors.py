@@ -120,3 +120,35 @@ def test_extra_specs(cloud: Cloud) -> None:
     server = cloud.create()
     shown = cloud.call("GET", f"/servers/{server}", mv="2.47").json["server"]["flavor"]["extra_specs"]
     assert shown == {"hw:cpu_policy": "shared"}, "frozen into the server"
+
+
+def test_extra_specs_are_known_since_2_86(cloud: Cloud) -> None:
+    path = "/flavors/1/os-extra_specs"
+
+    def status(specs: dict[str, str], mv: str) -> list[int]:
+        (key, value), *_ = specs.items()
+        return [cloud.call("POST", path, {"extra_specs": specs}, mv=mv, token="admin").status_code,
+                cloud.call("PUT", f"{path}/{key}", {key: value}, mv=mv, token="admin").status_code]
+    for specs in ({"hw:cpu_polcy": "shared"}, {"hw:cpu_policy": "own"}, {"resources:VCPU": "x"}, {"os:x": "1"}):
+        assert status(specs, "2.85") == [200, 200]
+        assert status(specs, "2.86") == [400, 400]
+    for specs in ({"hw:cpu_policy": "shared"}, {"mine:x": "1"}, {"x": "1"}, {"trait:CUSTOM_A": "required"}):
+        assert status(specs, "2.86") == [200, 200]
+    for mv in ("2.1", "2.104"):
+        assert status({"kilonova:devices": "x=10de:1db4:1"}, mv) == [400, 400], "what only Kilonova writes"
+    text = cloud.call("POST", path, {"extra_specs": {"hw:cpu_polcy": "x"}}, mv="2.86", token="admin").json
+    assert "hw:cpu_polcy" in text["badRequest"]["message"]
+
+
+def test_a_server_of_a_flavor_that_no_host_makes_is_refused(cloud: Cloud) -> None:
+    def create(specs: dict[str, str]) -> Any:
+        for key in cloud.call("GET", "/flavors/1/os-extra_specs").json["extra_specs"]:
+            cloud.call("DELETE", f"/flavors/1/os-extra_specs/{key}", token="admin")
+        cloud.call("POST", "/flavors/1/os-extra_specs", {"extra_specs": specs}, token="admin")
+        body = {"server": {"name": "a", "imageRef": next(iter(cloud.images.images)), "flavorRef": "1"}}
+        return cloud.call("POST", "/servers", body)
+    for specs in ({"hw:mem_encryption": "true"}, {"hw:cpu_polcy": "x"}, {"resources1:VCPU": "1"},
+                  {"pci_passthrough:alias": "gpu:1"}, {"hw:numa_nodes": "7"}, {"resources:VGPU": "1"}):
+        answer = create(specs)
+        assert answer.status_code == 400 and next(iter(specs)) in answer.json["badRequest"]["message"]
+    assert create({"hw:mem_encryption": "false", "quota:cpu_shares": "1024"}).status_code == 202

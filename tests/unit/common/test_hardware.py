@@ -36,7 +36,7 @@ def refused(specs: Texts | None = None, image: Texts | None = None, **size: int)
 
 def test_nothing_is_asked() -> None:
     assert asked() == Hardware()
-    others = {"aggregate_instance_extra_specs:ssd": "true", "vmware:x": "1", "n": "1"}
+    others = {"aggregate_instance_extra_specs:ssd": "true", "other:x": "1", "n": "1"}
     assert asked(others, {"owner": "x"}) == Hardware()
     assert not asked().needs_fitting
     assert resources(flavor(), {}) == {"VCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
