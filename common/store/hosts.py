@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from common import errors
 from common.models import HostInventory
@@ -89,17 +89,20 @@ def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
         sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
 
 
-def remove(tx: Connection, name: str, service: str) -> None:
-    """Forget a host, its provider and its memberships, when nothing is on it; ``service`` is named in refusals.
+def remove(tx: Connection, service: Row[Any], shown: str) -> None:
+    """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its memberships and its
+    provider, when nothing is on it. One that still runs says hello again and is a new one.
 
     Raises:
         Conflict: servers, guests still to be removed, or allocations are there, or providers made by hand below it.
     """
+    name = service.host
     tx.execute(sa.delete(hosts).where(hosts.c.name == name))
+    services.remove(tx, service)
     tx.execute(sa.delete(host_images).where(host_images.c.host == name))
     aggregates.leave(tx, name)
     provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between
-    _check_empty(tx, name, provider, service)
+    _check_empty(tx, name, provider, shown)
     if provider is not None:
         for table in (inventories_table, provider_traits, provider_aggregates):
             tx.execute(sa.delete(table).where(table.c.provider_id == provider))

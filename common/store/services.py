@@ -103,9 +103,9 @@ def show(tx: Connection, uuid: str | None = None, number: int | None = None) -> 
 
 
 def remove(tx: Connection, row: Row[Any]) -> None:
-    """Forget a service; one that still runs is enrolled again when it starts, a host's when it says hello."""
-    tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
+    """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when it beats."""
     tx.execute(sa.delete(services).where(services.c.id == row.id))
+    tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
 
 
 def is_up(tx: Connection, host: str) -> bool:

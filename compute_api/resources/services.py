@@ -153,7 +153,8 @@ def _delete(request: Request, shown: str, **key: Any) -> None:
         row = services.show(tx, **key)
         if row is None:
             raise errors.NotFound(f"Service {shown} could not be found.")
-        services.remove(tx, row)
         if row.binary == services.COMPUTE:
-            hosts.remove(tx, row.host, shown)
+            hosts.remove(tx, row, shown)
+        else:
+            services.remove(tx, row)
     request.write(work)

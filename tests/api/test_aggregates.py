@@ -137,6 +137,15 @@ def test_a_change_that_cannot_be_is_refused(admin: Admin) -> None:
     assert (admin.show(number)["metadata"], admin.show(number)["hosts"]) == ({}, [])
 
 
+def test_below_the_legacy_root_unknown_keys_are_dropped(admin: Admin) -> None:
+    def ask(path: str, body: Any) -> Any:
+        answer = admin.cloud.call("POST", "/os-aggregates" + path, body, mv=None, token="admin", root="/v2")
+        assert answer.status_code == 200, answer.text
+        return answer.json["aggregate"]
+    made = ask("", {"aggregate": {"name": "rack", "colour": "red"}})
+    assert ask(f"/{made['id']}/action", {"add_host": {"host": "host1", "colour": "red"}})["hosts"] == ["host1"]
+
+
 @pytest.mark.parametrize(("ident", "status"), [("x", 400), ("-1", 400), ("1" * 30, 400), ("99", 404)])
 def test_what_names_no_aggregate(admin: Admin, ident: str, status: int) -> None:
     path = f"/{ident}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
@@ -108,10 +109,8 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
         make(store, f"rack-{number}", "az1", host)
         [service] = store.read(lambda tx, host=host: services.list_all(tx, host))
 
-        def remove(tx: Any, service: Any = service) -> None:
-            services.remove(tx, service)
-            hosts.remove(tx, service.host, service.uuid)
-        claimed, removed = at_once(place(store, host), lambda remove=remove: store.write(remove))
+        claimed, removed = at_once(place(store, host), lambda service=service: store.write(
+            lambda tx: hosts.remove(tx, service, service.uuid)))
         assert (claimed is None) != (removed is None)
         kept += removed is not None
     with store.begin() as tx:
@@ -120,6 +119,26 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
             schema.allocations)}
         stock = tx.scalar(sa.select(sa.func.count(schema.inventories.c.provider_id.distinct())))
     assert {*rows.values(), stock} == {kept}
+
+
+def test_a_host_that_is_removed_while_it_says_hello_is_there_whole_or_not_at_all(store: Store) -> None:
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        [service] = store.read(lambda tx, host=host: services.list_all(tx, host))
+
+        def hello(host: str = host) -> None:
+            try:
+                new_host(store, host)
+            except NoResultFound:       # it went in the middle of it: the agent says hello again
+                new_host(store, host)
+        assert at_once(hello, lambda service=service: store.write(
+            lambda tx: hosts.remove(tx, service, service.uuid))) == [None, None]
+        found = {table.name: store.read(lambda tx, table=table, column=column, host=host: tx.execute(
+            sa.select(table).where(column == host)).all()) for table, column in (
+                (schema.hosts, schema.hosts.c.name), (schema.providers, schema.providers.c.host),
+                (schema.services, schema.services.c.host), (schema.heartbeats, schema.heartbeats.c.host))}
+        assert len({len(rows) for rows in found.values()}) == 1, found
 
 
 def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(store: Store) -> None:
