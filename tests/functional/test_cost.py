@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from common import states
-from tests.functional.cloud import Cloud
+from common.models import Cell, HostInventory
+from tests.functional.cloud import FLAVOR, Cloud
 
 STATEMENTS, MESSAGES, TRIES = 30, 6, 7
 WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as without
+#: Statements. A hard group: two each for joining it, for looking at it and for its lock and places in the claim.
+ADDED = {"plain": 0, "group": 6, "parts": 2}
 BACKGROUND = {"sweep"}          #: once a second, whatever is asked: no part of a request's cost
 
 
@@ -82,3 +86,21 @@ def test_what_a_port_adds(new_cloud: Callable[..., Cloud], kind: str) -> None:
     assert {name: cost for name, cost in found.items() if cost[0] > WITH_A_PORT[name] or cost[1] > MESSAGES} == {}
     assert cloud.findings() == []
     assert len(cloud.ports.held) == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_what_a_hard_group_and_parts_of_the_host_add(new_cloud: Callable[..., Cloud], kind: str) -> None:
+    cloud = new_cloud(kind)
+    cloud.start(sizes=[HostInventory("memory", 1, "h1", 64, 65536, 1000, pcpus=64,
+                                     cells=[Cell(0, [64], list(range(64)), 65536)])])
+    group, pinned = cloud.group("affinity"), replace(FLAVOR, extra_specs={"hw:cpu_policy": "dedicated"})
+    cloud.until_state([*cloud.create(group=group), *cloud.create(flavor=pinned)], states.ACTIVE)
+    found = {
+        "plain": cheapest(cloud, f"{kind} create", lambda: cloud.create()[0], states.ACTIVE),
+        "group": cheapest(cloud, f"{kind} create in a hard group", lambda: cloud.create(group=group)[0], states.ACTIVE),
+        "parts": cheapest(cloud, f"{kind} create with CPUs of its own", lambda: cloud.create(flavor=pinned)[0],
+                          states.ACTIVE)}
+    added = {name: cost[0] - found["plain"][0] for name, cost in found.items()}
+    assert {name: number for name, number in added.items() if number > ADDED[name]} == {}, found
+    assert {cost[1] for cost in found.values()} == {found["plain"][1]}, "no message more"
+    assert cloud.findings() == []
