@@ -87,15 +87,17 @@ class Filters:
             count: so many equal servers are wanted: no host's room needs to be known beyond it.
         """
         yield from placement.named_hosts(snapshot, spec)
-        if spec.force_host is not None:
+        if spec.is_rebuild:
+            asked = [filter_ for filter_, on_rebuild in self.enabled if on_rebuild]
+        elif spec.force_host is not None:
             yield from placement.alive(snapshot)
+            asked = []
         else:
-            if not spec.is_rebuild:
-                yield from placement.failing_hosts(snapshot, self.failures)
-                yield from hosts.availability_zone(snapshot, spec)
-            for filter_, on_rebuild in self.enabled:
-                if on_rebuild or not spec.is_rebuild:
-                    yield from filter_(snapshot, spec)
+            yield from placement.failing_hosts(snapshot, self.failures)
+            yield from hosts.availability_zone(snapshot, spec)
+            asked = [filter_ for filter_, _ in self.enabled]
+        for filter_ in asked:
+            yield from filter_(snapshot, spec)
         yield from placement.promises(snapshot, spec, passing, count)
 
 

@@ -135,7 +135,8 @@ PROPERTIES = {
     "hw_architecture": ["AMD64", "aarch64"], "architecture": ["x86_64", "i486"],
     "img_hv_type": ["KVM", "qemu", "xapi"], "hypervisor_type": ["qemu"],
     "hw_vm_mode": ["hv", "xen", "exe"], "img_hv_requested_version": [">=6.0", ">=2.0, <9", "= 3", "!=7.2.0", ">=x"],
-    "hypervisor_version_requires": ["<5"], "hw_maxphysaddr_bits": ["42", "46", "wide"]}
+    "hypervisor_version_requires": ["<5"], "hw_maxphysaddr_bits": ["42", "46", "wide"],
+    "trait:CUSTOM_FAST": ["required"]}
 FACTS = [
     {"hypervisor_type": "QEMU", "hypervisor_version": 7002000,
      "supported_instances": [["x86_64", "kvm", "hvm"], ["i686", "qemu", "hvm"]],
