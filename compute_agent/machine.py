@@ -18,8 +18,6 @@ from common.models import Device
 from compute_agent.cpu_sets import parse
 
 ROOT = Path("/")
-#: What the monitor "cpu.virt_driver" tells: percents since the last question, and MHz.
-MONITOR = "cpu.virt_driver"
 #: Columns of /proc/stat's line of all CPUs.
 USER, NICE, KERNEL, IDLE, IOWAIT, IRQ, SOFTIRQ, STOLEN = range(8)
 #: A record of /run/utmp: its length, and the kind that is a user's session.
@@ -52,7 +50,8 @@ def _users(utmp: Path) -> int:
 
 
 class Monitor:
-    """How busy the CPUs were since the last question; the first answer is about all the time since the boot."""
+    """How busy the CPUs were since the last question, in the names of Nova's monitor cpu.virt_driver; the first answer
+    is about all the time since the boot."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
@@ -86,14 +85,6 @@ def cpus(root: Path = ROOT) -> list[int]:
 def most_cpu_shares(root: Path = ROOT) -> int:
     """The largest weight of CPU time that the kernel takes: version 2 of its control groups has a smaller one."""
     return 10_000 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 262_144
-
-
-def monitor(names: Iterable[str]) -> Monitor | None:
-    """What ``[agent] compute_monitors`` asks for. ConfigError when there is no such monitor."""
-    asked = list(names)
-    if unknown := sorted(set(asked) - {MONITOR}):
-        raise ConfigError(f"[agent] compute_monitors: there is no {', '.join(unknown)}; there is {MONITOR}")
-    return Monitor() if asked else None
 
 
 def devices(addresses: Iterable[str], root: Path = ROOT) -> list[Device]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +17,13 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common import config, errors, service
+from common import errors, service
 from common.clock import Clock
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.transport import Transport
-from compute_agent import cpu_sets, machine, verbs
+from compute_agent import assembly, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
@@ -223,65 +222,18 @@ class Images:
             raise errors.Unavailable(_OLD_TOKEN) from problem
 
 
-def make_driver(conf: cfg.ConfigOpts) -> Driver:
-    """The driver that the configuration names. Ends the process when what it names cannot be had."""
-    try:
-        return _driver(conf, Path(conf.state_dir))
-    except (config.ConfigError, ValueError) as problem:
-        sys.exit(f"kilonova-agent: {problem}")
-
-
-def _driver(conf: cfg.ConfigOpts, state: Path) -> Driver:
-    options = conf.agent
-    if options.driver == "memory":
-        from compute_agent.virt.memory import MemoryDriver
-        return MemoryDriver(conf.host, vcpus=options.memory_vcpus, memory_mb=options.memory_mb,
-                            disk_gb=options.memory_disk_gb, state_file=state / "memory-guests.json",
-                            image_fetches=options.max_concurrent_image_fetches)
-    from compute_agent import config_drive
-    from compute_agent.virt.libvirt.driver import LibvirtDriver
-    from compute_agent.virt.libvirt.host import About
-    about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
-                  cpus=cpu_sets.opened(options.cpu_shared_set, options.cpu_dedicated_set, machine.cpus()),
-                  devices=machine.devices(options.pci_devices))
-    return LibvirtDriver(options.libvirt_uri, state, virt_type=options.virt_type, about=about,
-                         image_fetches=options.max_concurrent_image_fetches,
-                         config_drives=config_drive.opened(options.config_drive_format, config.vendor_data(conf)))
-
-
-def make_monitor(conf: cfg.ConfigOpts) -> machine.Monitor | None:
-    """What measures the host, where the configuration asks for it."""
-    try:
-        return machine.monitor(conf.agent.compute_monitors)
-    except config.ConfigError as problem:
-        sys.exit(f"kilonova-agent: {problem}")
-
-
-def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
-    """The listener for consoles, where the configuration says."""
-    try:
-        return Consoles(driver.console, conf.agent.console_host)
-    except OSError as problem:
-        sys.exit(f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
-                 "host that the console service reaches")
-
-
-def builds_at_a_time(workers: int, most: int) -> int:
-    """However many builds there are, one worker is left for what is quick; ``most`` 0: that is the only limit."""
-    return min(most or workers, max(1, workers - 1))
-
-
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
-    driver = make_driver(conf)
+    driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
-                  builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds))
-    consoles = make_consoles(conf, driver)
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles,
-                {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
-                 "DISK_GB": conf.agent.disk_allocation_ratio}, make_monitor(conf))
+                  assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds))
+    consoles = assembly.make_consoles(conf, driver)
+    ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
+              "DISK_GB": conf.agent.disk_allocation_ratio}
+    monitor = machine.Monitor() if conf.agent.compute_monitors else None
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor)
     agent_rpc.serve(transport, conf.host, host)
     threads = [*host.start(conf.agent.workers), consoles.start()]
 

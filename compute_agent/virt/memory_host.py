@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import errors
-from common.models import DomainState, HostInventory, ImageRef, Interface
+from common.models import Cell, DomainState, HostInventory, ImageRef, Interface
+from compute_agent.cpu_sets import CpuSets
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES, Fetches
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
@@ -28,6 +29,7 @@ from compute_agent.virt.traits import COMMON
 
 #: Bytes of an image that are looked at for a disk's files.
 MOST_KEPT = 1 << 20
+ALL_SHARED = CpuSets()
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
 
 
@@ -56,9 +58,7 @@ class MemoryHost:
                  state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
                  guests: dict[str, Guest] | None = None, read_images: bool = False,
                  inventory: HostInventory | None = None, image_fetches: int = FETCHES) -> None:
-        self.size = inventory or HostInventory(
-            "memory", 1, host, vcpus, memory_mb, disk_gb, traits=sorted(COMMON),
-            facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]})
+        self.size = inventory or described(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
         self.guests: dict[str, Guest] = guests if guests is not None else {}
@@ -214,6 +214,15 @@ class MemoryHost:
             content = _read(image, read_image, run)
         self.images.add(image.id)
         return read_disk(content)
+
+
+def described(host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED) -> HostInventory:
+    """The inventory of a host of this size. Where CPUs are dedicated it has one cell with all of them."""
+    shared, dedicated = sets.split(range(cpus))
+    return HostInventory(
+        "memory", 1, host, len(shared), memory_mb, disk_gb, traits=sorted(COMMON), pcpus=len(dedicated),
+        cells=[Cell(0, shared, dedicated, memory_mb)] if dedicated else [],
+        facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]})
 
 
 def state_of(server: str, guest: Guest) -> DomainState:

@@ -76,13 +76,6 @@ def test_monitor_reads_this_machine() -> None:
     assert sum(told[f"cpu.{name}.percent"] for name in ("user", "kernel", "idle", "iowait")) <= 100.1
 
 
-def test_monitors_are_named_as_in_the_field() -> None:
-    assert machine.monitor([]) is None
-    assert isinstance(machine.monitor(["cpu.virt_driver"]), machine.Monitor)
-    with pytest.raises(ConfigError, match=r"no cpu\.guess; there is cpu\.virt_driver"):
-        machine.monitor(["cpu.virt_driver", "cpu.guess"])
-
-
 def test_devices_are_what_the_kernel_says_of_their_addresses(tmp_path: Path) -> None:
     for address, product, cell in (("0000:81:00.1", "0x1521", "1\n"), ("0000:00:02.0", "0x00ab", "")):
         folder = f"sys__bus__pci__devices__{address}__"

@@ -10,9 +10,10 @@ import pytest
 
 from common import errors
 from common.models import Access, Flavor, GuestSpec, ImageRef, Sync, SyncAnswer
+from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.machine import Monitor
-from compute_agent.service import Host, builds_at_a_time
+from compute_agent.service import Host
 from compute_agent.sync import FULL_REPORT, Agent
 from compute_agent.virt.memory import QUIET, MemoryDriver
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the configuration of an agent names, made: its driver, its listener for consoles, its limits.
+
+Called by ``compute_agent.service`` when the process starts. Must stay true: what the configuration asks for and this
+host does not have ends the process, and says what to do.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from oslo_config import cfg
+
+from common import config
+from compute_agent import cpu_sets, machine
+from compute_agent.consoles import Consoles
+from compute_agent.virt.driver import Driver
+
+
+def make_driver(conf: cfg.ConfigOpts) -> Driver:
+    """The driver that the configuration names."""
+    try:
+        if conf.agent.driver == "memory":
+            return _memory_driver(conf)
+        return _libvirt_driver(conf)
+    except (config.ConfigError, ValueError) as problem:
+        sys.exit(f"kilonova-agent: {problem}")
+
+
+def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
+    from compute_agent.virt.memory import MemoryDriver
+    from compute_agent.virt.memory_host import described
+    options = conf.agent
+    inventory = described(conf.host, options.memory_vcpus, options.memory_mb, options.memory_disk_gb,
+                          _cpus(conf, range(options.memory_vcpus)))
+    return MemoryDriver(conf.host, inventory=inventory, state_file=Path(conf.state_dir) / "memory-guests.json",
+                        image_fetches=options.max_concurrent_image_fetches)
+
+
+def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
+    from compute_agent import config_drive
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+    from compute_agent.virt.libvirt.host import About
+    options = conf.agent
+    about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
+                  cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices))
+    return LibvirtDriver(options.libvirt_uri, conf.state_dir, virt_type=options.virt_type, about=about,
+                         image_fetches=options.max_concurrent_image_fetches,
+                         config_drives=config_drive.opened(options.config_drive_format, config.vendor_data(conf)))
+
+
+def _cpus(conf: cfg.ConfigOpts, present: Iterable[int]) -> cpu_sets.CpuSets:
+    return cpu_sets.opened(conf.agent.cpu_shared_set, conf.agent.cpu_dedicated_set, present)
+
+
+def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
+    """The listener for consoles, where the configuration says."""
+    try:
+        return Consoles(driver.console, conf.agent.console_host)
+    except OSError as problem:
+        sys.exit(f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
+                 "host that the console service reaches")
+
+
+def builds_at_a_time(workers: int, most: int) -> int:
+    """However many builds there are, one worker is left for what is quick; ``most`` 0: that is the only limit."""
+    return min(most or workers, max(1, workers - 1))
