@@ -193,6 +193,7 @@ class Hosts:
     def snapshot(self, around: Around | None = None, proposals: bool = True) -> Snapshot:
         """The hosts as last read, less the proposals in flight when asked so; the caller's own to take from."""
         copy = self._columns.base.copy()
+        copy.pause = self._wants.pause
         self._fill_waits(copy)
         for name, group in around.groups.items() if around is not None else ():
             copy.groups[name] = Group(group.policy, group.most, {

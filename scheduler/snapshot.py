@@ -112,11 +112,11 @@ class Snapshot:
 
     servers: guests on the host, in any state. working: actions that weigh on the host's disk and network now.
     failures: builds that failed there in a row. waits: seconds until a host that was left out for them is tried again
-    (0: at once). facts[kinds[row]] are the facts of a host: hypervisor_type, hypervisor_version, cpu_info,
-    supported_instances ..., without what differs for each host. devices: PCI devices that nobody holds.
-    parts: only of hosts with cells or devices. places: where the servers are that hints of the request name (server id
-    -> host), of its own project; ``places_by_project`` has those of all requests in hand. images: read when some
-    weigher asks for them.
+    (0: at once); pause: from one try to the next. facts[kinds[row]] are the facts of a host: hypervisor_type,
+    hypervisor_version, cpu_info, supported_instances ..., without what differs for each host. devices: PCI devices that
+    nobody holds. parts: only of hosts with cells or devices. places: where the servers are that hints of the request
+    name (server id -> host), of its own project; places_by_project has those of all requests in hand. images: read
+    when some weigher asks for them.
     """
 
     names: list[str] = field(default_factory=list)
@@ -145,13 +145,14 @@ class Snapshot:
     places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     devices: Numbers = field(default_factory=no_numbers)
     images: list[ImageOnHosts] = field(default_factory=list)
+    pause: int = 300
 
     def copy(self) -> Snapshot:
         """One that can be taken from; what ``take`` does not change is shared."""
         return replace(
             self, stock={name: replace(column, free=column.free.copy()) for name, column in self.stock.items()},
-            servers=self.servers.copy(), working=self.working.copy(), devices=self.devices.copy(),
-            parts=ChainMap({}, cast("dict[int, Parts]", self.parts)),
+            servers=self.servers.copy(), working=self.working.copy(), waits=self.waits.copy(),
+            devices=self.devices.copy(), parts=ChainMap({}, cast("dict[int, Parts]", self.parts)),
             groups={name: replace(group, members=dict(group.members)) for name, group in self.groups.items()})
 
     def take(self, host: str, resources: Mapping[str, int], group: str | None = None,
@@ -166,6 +167,8 @@ class Snapshot:
         if self.servers.size:
             self.servers[row] += 1
             self.working[row] += 1
+            if self.failures[row]:
+                self.waits[row] = self.pause        # this one is the try
         if group in self.groups:
             members = self.groups[group].members
             members[row] = members.get(row, 0) + 1

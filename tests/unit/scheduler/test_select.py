@@ -2,19 +2,19 @@
 """Choosing: who passes, in which order, and that every rejected host is accounted for once."""
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models import RequestSpec, Selection
+from common.models import Device, Fitting, Flavor, RequestSpec, Selection
 from scheduler.columns import seed
 from scheduler.select import Options, examine
 from scheduler.select import select as choose
-from scheduler.snapshot import Snapshot, Stock
+from scheduler.snapshot import Group, Parts, Snapshot, Stock
 from tests.unit.scheduler.conftest import options
 
 NANO = {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}
@@ -168,15 +168,78 @@ def test_no_host_is_ever_given_more_than_it_has(hosts: Snapshot, specs: list[Req
         assert (stock.free[stock.free < before[name]] >= 0).all()
 
 
-def test_figures_of_ten_thousand_hosts(make_columns: MakeColumns, capsys) -> None:  # type: ignore[no-untyped-def]
-    """Printed, not asserted: they depend on the machine."""
-    hosts = make_columns(10_000)
-    lines = []
-    for label, spec, count in (("one server", request(), 1), ("100 servers", request(), 100),
-                               ("no host fits", request(resources={"VCPU": 99}), 1)):
-        began = time.perf_counter()
-        answers = select(hosts, [spec] * count, options())
-        lines.append(f"10,000 hosts, {label}: {(time.perf_counter() - began) * 1000:.2f} ms")
-        assert len(answers) == count
-    with capsys.disabled():
-        print("\n" + "\n".join(lines))
+@given(clouds(), requests, st.integers(1, 30), st.sampled_from([None, "affinity", "anti-affinity", "soft-affinity"]))
+def test_equal_requests_fill_every_room_and_none_over(hosts: Snapshot, spec: RequestSpec, number: int,
+                                                      policy: str | None) -> None:
+    """As many as there is room for are placed, each where its alternates fit too, and the rest are told why not."""
+    if policy is not None:
+        hosts.groups["g"] = Group(policy, most=2)
+        spec = replace(spec, group="g")
+    found = examine(hosts, spec, TWENTY, number)
+    room = np.zeros(len(hosts.names), np.int64)
+    if found.passing.any():
+        room = np.where(found.passing, number if found.room is None else np.clip(found.room, 0, number), 0)
+    answers = select(hosts, [replace(spec, server=f"s{index}") for index in range(number)], TWENTY)
+    placed = Counter(answer.hosts[0] for answer in answers if answer.hosts)
+    assert all(placed[name] <= room[hosts.rows[name]] for name in placed)
+    if found.settles and room.any():
+        assert len(placed) == 1 and placed.total() == room[hosts.rows[next(iter(placed))]]
+    else:
+        assert placed.total() == min(number, int(room.sum()))
+    assert all(len(answer.hosts) == len(set(answer.hosts)) for answer in answers)
+    for answer in answers:
+        assert bool(answer.hosts) != bool(answer.reason)
+        if not answer.hosts and hosts.names:
+            assert set(answer.by_host) == set(hosts.names)
+
+
+@given(clouds(), st.lists(requests, max_size=5))
+def test_the_same_question_has_the_same_answer(hosts: Snapshot, specs: list[RequestSpec]) -> None:
+    assert select(hosts.copy(), specs, DEFAULT) == select(hosts.copy(), specs, DEFAULT)
+
+
+def test_equal_requests_are_one_batch_wherever_they_stand(make_columns: MakeColumns) -> None:
+    small, large = dict(NANO), NANO | {"VCPU": 2}
+    specs = [request(f"s{number}", resources=large if number % 2 else small) for number in range(6)]
+    answers = select(make_columns(1, vcpus=7), specs, DEFAULT)
+    assert [answer.server for answer in answers] == [f"s{number}" for number in range(6)]
+    assert [bool(answer.hosts) for answer in answers] == [True, True, True, True, True, False]
+
+
+def test_alternates_are_those_that_come_next(make_columns: MakeColumns) -> None:
+    hosts = make_columns(4)
+    hosts.stock["MEMORY_MB"].free[:] = [8000, 6000, 4000, 2000]
+    answers = select(hosts, [request(f"s{number}") for number in range(2)], options(hosts=3, cpu_weight_multiplier=0.0,
+                                                                                    disk_weight_multiplier=0.0,
+                                                                                    io_ops_weight_multiplier=0.0))
+    assert [answer.hosts for answer in answers] == [["host0", "host1", "host2"]] * 2
+
+
+def test_parts_are_given_to_one_server_each(make_columns: MakeColumns) -> None:
+    hosts = make_columns(3)
+    gear = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(2)]
+    hosts.parts = {0: Parts([], gear, []), 1: Parts([], gear, [Fitting(devices=[gear[0].address])])}
+    hosts.devices[:] = [2, 1, 0]
+    flavor = Flavor("1", "gpu", 1, 128, 1, extra_specs={"kilonova:devices": "gpu=10de:1db4:1"})
+    specs = [request(f"s{number}", flavor=flavor, hints={"n": str(number // 2)}) for number in range(4)]
+    choices = choose(hosts, specs, DEFAULT)
+    assert Counter(choice.selection.hosts[0] for choice in choices[:3]) == {"host0": 2, "host1": 1}
+    assert sorted(device for choice in choices[:3] if choice.fitting for device in choice.fitting.devices) == [
+        gear[0].address, gear[1].address, gear[1].address]
+    assert choices[3].selection.reason == "3 hosts: 3 without free PCI devices (1 of gpu)"
+
+
+def test_rebuilds_stay_where_they_are_and_take_nothing(make_columns: MakeColumns) -> None:
+    hosts = make_columns(2)
+    hosts.disabled[:] = True
+    hosts.stock["VCPU"].free[:] = 0
+    stays, = select(hosts, [request(requested_host="host1", is_rebuild=True)], DEFAULT)
+    assert (stays.hosts, hosts.stock["VCPU"].free.tolist()) == (["host1"], [0, 0])
+
+
+def test_forced_hosts_pass_filters_that_requested_ones_do_not(make_columns: MakeColumns) -> None:
+    hosts = make_columns(2)
+    hosts.disabled[0] = True
+    forced, requested = select(hosts, [request(force_host="host0"), request(requested_host="host0")], DEFAULT)
+    assert forced.hosts == ["host0"]
+    assert requested.reason == "2 hosts: 1 not the requested host, 1 disabled"
