@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -162,8 +163,17 @@ def supervise(folder: Path) -> None:
             break
         if told.si_signo == signal.SIGHUP:
             processes = _again(processes, folder)
-    for process in reversed(processes):
-        process.stop()
+    for _, alike in itertools.groupby(reversed(processes), key=_kind):
+        asked = list(alike)
+        for process in asked:
+            process.ask()
+        for process in asked:
+            process.end()
+
+
+def _kind(process: Supervised) -> str:
+    """What is alike is ended together: the agents of many hosts need not wait for one another."""
+    return process.program.name.rstrip("-0123456789")
 
 
 def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:

@@ -77,6 +77,22 @@ def test_term_stops_everything(cloud: Cloud) -> None:
     assert not cloud.shut_down()
 
 
+def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path) -> None:
+    """Each ends only when the other was told to, so one after the other they would be killed."""
+    patient = ("import pathlib, signal, sys, time\ndef told(*_):\n    here.touch()\n"
+               "    while not there.exists(): time.sleep(0.01)\n    print('ended', flush=True); sys.exit()\n"
+               "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, told)\n"
+               "print('ready', flush=True)\ntime.sleep(600)")
+    files = [str(tmp_path / name) for name in ("first", "second")]
+    logs = [tmp_path / f"{name}.log" for name in ("agent", "agent-2")]
+    supervise.write(cloud.run, [program(tmp_path, log.stem, [sys.executable, "-c", patient, *order])
+                                for log, order in zip(logs, (files, files[::-1]), strict=True)])
+    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    until(lambda: all(log.exists() and log.read_text() == "ready\n" for log in logs))
+    assert cloud.shut_down(20)
+    assert [log.read_text() for log in logs] == ["ready\nended\n"] * 2
+
+
 def test_killed_supervisor_takes_its_processes_along(cloud: Cloud) -> None:
     pids = [cloud.pid("one"), cloud.pid("two")]
     os.kill(cloud.supervisor() or 0, signal.SIGKILL)
