@@ -6,8 +6,8 @@ arrive meanwhile wait, and the first of them leads the next transaction with all
 the disk's flush are paid once for many, and one alone waits for nobody. There is no thread of our own.
 A create over its quota fails alone. When a transaction of several fails, its members are done one by one, so that
 one bad create hurts nobody else.
-In the transaction, in this order: lock each project, limits, usage, Idempotency-Keys, servers, actions, keys,
-group members.
+In the transaction, in this order: lock each project, limits, usage, Idempotency-Keys, the lock of groups, servers,
+actions, keys, group members.
 """
 from __future__ import annotations
 
@@ -180,10 +180,11 @@ class _Book:
         found = servers.idempotent(tx, project_id, keys) if keys else {}
         self.known = {key: (row.digest, row.server_id, row.reservation_id) for key, row in found.items()}
         groups = {creation.group for creation in creations if creation.group is not None}
-        self.members = {group: len(ids) for group, ids in server_groups.members(tx, groups).items()} if groups else {}
+        there = server_groups.lock(tx, groups) if groups else set()
+        self.members = {group: len(ids) for group, ids in server_groups.members(tx, there).items()} if there else {}
 
     def fitting(self, creation: Creation) -> int:
-        """How many of the servers fit; raises OverQuota when too few."""
+        """How many of the servers fit; raises OverQuota when too few, BadRequest when their group is gone."""
         each = {"instances": 1, "cores": creation.vcpus, "ram": creation.memory_mb}
         count, over = creation.most, {}
         for user in ("", creation.user_id):
@@ -199,6 +200,8 @@ class _Book:
         if over:
             raise errors.OverQuota(over)
         if creation.group is not None:
+            if creation.group not in self.members:
+                raise errors.BadRequest(f"Instance group {creation.group} could not be found.")
             limit, there = self.limits.of("server_group_members"), self.members[creation.group]
             if 0 <= limit < there + creation.least:
                 raise errors.OverQuota({"server_group_members": (creation.least, there, limit)})
@@ -223,7 +226,7 @@ def _admit(book: _Book, creation: Creation, new: _New) -> Created | BaseExceptio
         return Created(server_id, reservation_id, again=True)
     try:
         count = book.fitting(creation)
-    except errors.OverQuota as problem:
+    except (errors.OverQuota, errors.BadRequest) as problem:
         return problem
     server_rows, action_rows = creation.rows(count)
     first = server_rows[0]["id"]

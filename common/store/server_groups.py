@@ -77,9 +77,15 @@ def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
 
 
 def delete(tx: Connection, group: str) -> None:
-    """Remove a group; its servers stay."""
-    tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
+    """Remove a group; its servers stay. The group goes first: whoever joins has it locked, or finds it gone."""
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
+    tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
+
+
+def lock(tx: Connection, groups: Iterable[str]) -> set[str]:
+    """Lock these groups, ascending, so that none goes while servers join; those that exist."""
+    query = sa.select(server_groups.c.id).where(server_groups.c.id.in_(sorted(groups))).order_by(server_groups.c.id)
+    return set(tx.scalars(for_update(query)))
 
 
 def hard(tx: Connection, groups: Iterable[str] | None = None, *, locked: bool = False) -> dict[str, Hard]:

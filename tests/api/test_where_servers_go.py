@@ -179,6 +179,20 @@ def test_deleted_servers_are_no_members_and_a_group_goes_while_it_has_some(cloud
     assert cloud.rows(schema.server_group_members) == []
 
 
+def test_a_group_that_goes_while_a_server_is_being_made_leaves_neither(cloud: Cloud) -> None:
+    """The group is deleted between the reads of a create and its transaction."""
+    group, kept = new_group(cloud, "affinity"), new_group(cloud, "affinity")
+    show = cloud.images.show
+
+    def deleted_meanwhile(image_id: str, token: str) -> Any:
+        cloud.call("DELETE", f"/os-server-groups/{group}")
+        return show(image_id, token)
+    cloud.images.show = deleted_meanwhile
+    assert refusal(post(cloud, hints={"group": group})) == f"Instance group {group} could not be found."
+    assert cloud.rows(schema.servers) == cloud.rows(schema.server_group_members) == []
+    assert post(cloud, hints={"group": kept}).status_code == 202
+
+
 # --- hardware ---
 def test_what_kilonova_froze_into_a_flavor_is_nobodys_to_see(cloud: Cloud) -> None:
     server = post(cloud).json["server"]["id"]
