@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler reads of hosts, on SQLite, PostgreSQL and MariaDB: that all is there, and that each change by
+those who make changes is seen without reading everything."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from common.clock import Clock
+from common.models import Cell, Device, HostInventory, RequestSpec
+from common.store import aggregates, allocations, guests, host_states, hosts, schema, server_groups, services, upgrades
+from common.store.engine import Connection, Store, now
+from scheduler.hosts import Hosts, Wants
+from scheduler.snapshot import Snapshot
+
+GPU = Device("0000:81:00.0", "10de", "1db4")
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    made = Store(database_url)
+    upgrades.upgrade(made)
+    yield made
+    made.close()
+
+
+def new_host(store: Store, name: str, **more: object) -> None:
+    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
+        "QEMU", 7002000, name, 10, 10240, 1000, traits=["HW_CPU_X86_SSE", "CUSTOM_B", "CUSTOM_A"],
+        cpu_info={"arch": "x86_64", "model": "å☃"}, facts={"supported_instances": [["x86_64", "kvm", "hvm"]]},
+        ratios={"VCPU": 1.5}, **more)))      # type: ignore[arg-type]
+
+
+@pytest.fixture
+def look(store: Store) -> Callable[..., Snapshot]:
+    """Read what changed, with what a request names."""
+    known = Hosts(store, Clock(), Wants(metrics=True, images=True))
+
+    def read(*specs: RequestSpec) -> Snapshot:
+        known.refresh(at_once=True)
+        return known.snapshot(known.around(specs))
+    return read
+
+
+def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
+    wish = allocations.Wish(server, "p", "u", amounts, [host])
+    allocations.claim(tx, [wish])
+    assert wish.host == host
+
+
+def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot]) -> None:
+    assert look().names == []
+    new_host(store, "a", cells=[Cell(0, cpus=[0, 1], memory_mb=512)], devices=[GPU], reserved_memory_mb=240)
+    new_host(store, "b")
+    found = look()
+    assert found.names == ["a", "b"] and found.served.all() and found.up.all() and not found.disabled.any()
+    assert found.stock["VCPU"].free.tolist() == [15, 15] and found.stock["MEMORY_MB"].free.tolist() == [10000, 10240]
+    assert found.stock["VCPU"].most.tolist() == [10, 10] and found.stock["DISK_GB"].step.tolist() == [1, 1]
+    assert set(found.traits) == {"HW_CPU_X86_SSE", "CUSTOM_A", "CUSTOM_B"} and found.traits["CUSTOM_A"].all()
+    assert found.facts[found.kinds[1]] == {
+        "hypervisor_type": "QEMU", "hypervisor_version": 7002000, "cpu_info": {"arch": "x86_64", "model": "å☃"},
+        "supported_instances": [["x86_64", "kvm", "hvm"]]}
+    assert list(found.parts) == [0] and found.parts[0].cells[0].cpus == [0, 1] and found.devices.tolist() == [1, 0]
+
+
+def test_each_change_is_seen_by_those_who_read_what_changed(store: Store, look: Callable[..., Snapshot]) -> None:
+    new_host(store, "a")
+    new_host(store, "b")
+    look()
+    store.write(lambda tx: age(tx))
+    store.write(lambda tx: claim(tx, "s", "a", VCPU=2, MEMORY_MB=100))
+    assert look().stock["VCPU"].free.tolist() == [13, 15]
+    service = next(row for row in store.read(services.list_all) if row.host == "b")
+    store.write(lambda tx: services.set_state(tx, service.uuid, disabled=True, forced_down=True))
+    found = look()
+    assert (found.disabled.tolist(), found.forced_down.tolist()) == ([False, True], [False, True])
+    assert found.traits[services.DISABLED].tolist() == [False, True]
+    store.write(lambda tx: allocations.release(tx, [("s", "a")]))
+    assert look().stock["MEMORY_MB"].free.tolist() == [10240, 10240]
+    zone = store.write(lambda tx: aggregates.create(tx, "z", "az1"))
+    store.write(lambda tx: aggregates.add_host(tx, zone.id, "b", "nova"))
+    found = look()
+    assert found.zones.tolist() == [found.zone_numbers["nova"], found.zone_numbers["az1"]]
+    store.write(lambda tx: aggregates.remove_host(tx, zone.id, "b", "nova"))
+    assert look().zones.tolist() == [look().zone_numbers["nova"]] * 2
+    new_host(store, "c")
+    assert look().names == ["a", "b", "c"]
+    store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+    assert look().names == ["a", "c"]
+
+
+def age(tx: Connection) -> None:
+    """As if all were written a minute ago, so that only what changes from here on is news."""
+    minute = 60_000_000
+    tx.execute(sa.update(schema.providers).values(changed_at=schema.providers.c.changed_at - minute))
+
+
+def test_a_host_that_falls_silent_and_comes_back(store: Store, look: Callable[..., Snapshot]) -> None:
+    for name in ("a", "b", "c", "d", "e", "f"):
+        new_host(store, name)
+    look()
+    store.write(lambda tx: age(tx))
+    store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).where(schema.heartbeats.c.host == "b").values(
+        seen_at=now() - 100_000_000)))
+    assert store.write(lambda tx: services.judge(tx, 30)) == (["b"], False)
+    assert look().up.tolist() == [True, False, True, True, True, True]
+    store.write(lambda tx: age(tx))
+    store.write(lambda tx: services.beat(tx, ["a", "b"], services.COMPUTE))
+    assert look().up.all()
+
+
+def test_groups_places_work_measures_and_images(store: Store, look: Callable[..., Snapshot]) -> None:
+    new_host(store, "a")
+    group = store.write(lambda tx: server_groups.create(tx, {
+        "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
+        "rules": {"max_server_per_host": 3}})).id
+
+    def fill(tx: Connection) -> None:
+        common = {"project_id": "p", "user_id": "u", "created_at": now(), "updated_at": now()}
+        server_groups.join(tx, [{"group_id": group, "server_id": name} for name in ("x", "y", "z")])
+        for name in ("x", "y"):
+            guests.add(tx, [{"server_id": name, "host": "a", "fence": 1}])
+            tx.execute(sa.insert(schema.servers).values(
+                id=name, name=name, hostname=name, vm_state="active", host="a", image_id="i", flavor={}, flavor_id="1",
+                image={"id": "i", "properties": {"os_distro": "debian"}}, vcpus=1, memory_mb=1, disk_gb=1, meta={},
+                tags=[], scheduler_hints={}, security_groups=[], reservation_id="r", **common))
+        tx.execute(sa.insert(schema.actions).values(
+            id="1", server_id="x", request_id="r", name="create", workflow="create", version=1, args={}, fence=1,
+            state="waiting", data={}, host="a", **common))
+        tx.execute(sa.update(schema.hosts).values(metrics={"cpu.percent": 0.25}, metrics_at=now()))
+        tx.execute(sa.update(schema.providers).values(changed_at=now()))
+    store.write(fill)
+    found = look(RequestSpec("y", "p", {}, group=group, hints={"same_host": ["x", "z"]}))
+    assert (found.groups[group].most, found.groups[group].members) == (3, {0: 1})
+    assert found.places_by_project == {"p": {"x": "a"}}
+    assert (found.servers.tolist(), found.working.tolist()) == ([2], [1])
+    assert found.metrics["cpu.percent"].tolist() == [0.25]
+    assert [(one.properties, one.counts.tolist()) for one in found.images] == [({"os_distro": "debian"}, [2])]
+
+
+def test_marks_say_whether_aggregates_changed(store: Store) -> None:
+    empty = store.read(host_states.marks)
+    assert (empty.number, empty.total, empty.newest) == (0, 0, 0) and empty.read_at > 0
+    made = store.write(lambda tx: aggregates.create(tx, "z", None))
+    then = store.read(host_states.marks)
+    assert (then.number, then.total) == (1, made.id) and then.newest >= empty.read_at
