@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server groups on SQLite, PostgreSQL and MariaDB: whoever joins a group finds it there or gone, never half of it."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from common import ids
+from common.store import schema, server_groups, upgrades
+from common.store.engine import Connection, Store
+
+ROUNDS = 25
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    store = Store(database_url)
+    upgrades.upgrade(store)
+    yield store
+    store.close()
+
+
+def new_group(store: Store) -> str:
+    return str(store.write(lambda tx: server_groups.create(tx, {
+        "project_id": "project", "user_id": "user", "name": "g", "policy": "affinity", "rules": {}})).id)
+
+
+def join(tx: Connection, group: str) -> bool:
+    """As a create does it: lock, look, join."""
+    there = group in server_groups.lock(tx, [group])
+    server_groups.join(tx, [{"group_id": group, "server_id": ids.new()}] if there else [])
+    return there
+
+
+def test_a_group_that_goes_while_servers_join_leaves_no_members(store: Store) -> None:
+    joined = 0
+    for _ in range(ROUNDS):
+        group, start = new_group(store), threading.Barrier(4)
+
+        def one(number: int, group: str = group, start: threading.Barrier = start) -> bool:
+            start.wait(10)
+            if number:
+                return store.write(lambda tx: join(tx, group))
+            store.write(lambda tx: server_groups.delete(tx, group))
+            return False
+        with ThreadPoolExecutor(4) as pool:
+            joined += sum(pool.map(one, range(4)))
+    assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.server_group_members))) == 0
+    assert 0 < joined < 3 * ROUNDS, "the race was none"
+
+
+def test_who_joins_makes_who_deletes_wait(store: Store) -> None:
+    group, locked = new_group(store), threading.Event()
+
+    def delete() -> None:
+        locked.wait(10)
+        store.write(lambda tx: server_groups.delete(tx, group))
+    with ThreadPoolExecutor(1) as pool, store.begin() as tx:
+        waiting = pool.submit(delete)
+        assert join(tx, group)
+        locked.set()
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        tx.commit()
+        waiting.result(20)
+    assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: []}
+    assert store.read(lambda tx: list(tx.execute(sa.select(schema.server_group_members)))) == []
