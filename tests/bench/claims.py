@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims a second when eight workers compete for fifty hosts: ``python -m tests.bench.claims``.
+
+Each worker is a process with its own connections, as a conductor is. A claim is what the conductor's transaction does
+of placement (providers locked, sums, allocations, guest record), without the journal around it; one at a time, and
+grouped by sixteen as under load; plain, in one hard server group, and with CPUs of its own. Durable commits. On each
+database in one run: the ratios say something, the numbers are this machine's.
+"""
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from common import ids
+from common.hardware import CellWish, Hardware
+from common.models import Cell, HostInventory
+from common.store import allocations, doctor, guests, hosts, server_groups, upgrades
+from common.store.engine import Connection, Store
+from common.wire import to_wire
+from deploy.progress import say
+from deploy.servers import Servers
+from tests.bench.figures import machine
+
+HOSTS, WORKERS, SECONDS, GROUPED = 50, 8, 4.0, 16
+PINNED = Hardware(cells=(CellWish((0,), 64),), dedicated=frozenset({0}))
+KINDS = ("plain", "in a hard group", "with a CPU of its own")
+FIRST = ("postgresql", "mariadb", "sqlite")
+
+
+def fill(store: Store) -> None:
+    """Fifty hosts with room for every claim."""
+    upgrades.upgrade(store)
+    for number in range(HOSTS):
+        cell = Cell(0, list(range(8)), list(range(8, 264)), 1 << 20)
+        store.write(lambda tx, name=f"h{number}", cell=cell: hosts.hello(tx, name, "boot", HostInventory(
+            "memory", 1, name, 100_000, 1 << 24, 1 << 20, pcpus=256, cells=[cell])))
+
+
+def group(store: Store) -> str:
+    """A group that keeps so many servers a host apart that none is refused."""
+    return str(store.write(lambda tx: server_groups.create(tx, {
+        "project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
+        "rules": {"max_server_per_host": 100_000}})).id)
+
+
+def wish(draw: random.Random, kind: str, member_of: str) -> allocations.Wish:
+    """One server's; its first host is drawn, as schedulers spread near-equals."""
+    order = [f"h{number}" for number in draw.sample(range(HOSTS), 3)]
+    own = kind == KINDS[2]
+    amounts = {"PCPU" if own else "VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}
+    return allocations.Wish(ids.new(), "p", "u", amounts, order, group=member_of if kind == KINDS[1] else None,
+                            hardware=PINNED if own else None)
+
+
+def commit(store: Store, wishes: Sequence[allocations.Wish]) -> int:
+    """What the conductor's transaction does of placement; how many were placed."""
+    def work(tx: Connection) -> int:
+        allocations.claim(tx, wishes)
+        placed = [one for one in wishes if one.host]
+        server_groups.join(tx, [{"group_id": one.group, "server_id": one.consumer} for one in placed if one.group])
+        guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
+                         "fitting": to_wire(one.fitting) if one.fitting else None} for one in placed])
+        return len(placed)
+    return store.write(work)
+
+
+def work(url: str, number: int, kind: str, at_once: int, member_of: str, start: Any, result: Any) -> None:
+    """One worker: claims for some seconds, and says how many were placed and how many not."""
+    store, draw = Store(url), random.Random(number)
+    store.now()
+    start.wait()
+    placed = asked = 0
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        placed += commit(store, [wish(draw, kind, member_of) for _ in range(at_once)])
+        asked += at_once
+    store.close()
+    result.put((placed, asked))
+
+
+def compete(url: str, kind: str, at_once: int, member_of: str) -> dict[str, float]:
+    """Eight of them at the same time."""
+    context = multiprocessing.get_context("spawn")
+    start, result = context.Barrier(WORKERS), context.Queue()
+    workers = [context.Process(target=work, args=(url, number, kind, at_once, member_of, start, result))
+               for number in range(WORKERS)]
+    for one in workers:
+        one.start()
+    told = [result.get(timeout=120) for _ in workers]
+    for one in workers:
+        one.join()
+    placed, asked = (sum(numbers) for numbers in zip(*told, strict=True))
+    return {"claims a second": round(placed / SECONDS), "not placed at first, %": round(100 * (1 - placed / asked), 1)}
+
+
+def measure(url: str) -> dict[str, Any]:
+    """All figures of one database."""
+    store = Store(url)
+    fill(store)
+    member_of = group(store)
+    found = {f"{kind}, {at_once} in a transaction": compete(url, kind, at_once, member_of)
+             for kind in KINDS for at_once in (1, GROUPED)}
+    broken = [finding for finding in store.read(doctor.check)
+              if finding.invariant in ("capacity", "fitting-exact", "group-policy", "consumer")
+              and "does not ask for" not in finding.text]
+    store.close()
+    return {**found, "hosts that gave out more than they have": len(broken)}
+
+
+def new_database(servers: Servers, kind: str, folder: Path) -> str:
+    """An empty database whose commits are durable; its URL."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'claims.db'}"
+    url = servers.start(kind)
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with admin.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE claims")
+        durable = ("SET GLOBAL innodb_flush_log_at_trx_commit = 1" if kind == "mariadb"
+                   else "ALTER SYSTEM SET fsync = on")
+        connection.exec_driver_sql(durable)
+        if kind == "postgresql":
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+    return sa.make_url(url).set(database="claims").render_as_string(hide_password=False)
+
+
+def main(kinds: Sequence[str] = FIRST) -> int:
+    """Start the databases, measure, print, stop them."""
+    with tempfile.TemporaryDirectory(prefix="kilonova-claims-") as name, Servers(Path(name) / "servers") as servers:
+        Path(name).chmod(0o755)
+        say(f"Machine: {machine()}; {WORKERS} workers, {HOSTS} hosts, {SECONDS:g} s each")
+        for kind in kinds:
+            say(json.dumps({kind: measure(new_database(servers, kind, Path(name)))}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or FIRST))
