@@ -17,6 +17,7 @@ from common.wire import to_wire
 from deploy.cli.explain import explain
 from deploy.cli.main import parser
 
+UNKNOWN = "5a0f7c1e-9d2b-4b8e-8a43-0c9d9a7f5b11"
 FLAVOR = Flavor("42", "m1.small", 2, 2048, 20)
 FITS = Explanation(total=3, passing=2, hosts=["b", "a"], room={"nova": 5, "az1": 7},
                    removed=[{"hosts": 1, "text": "disabled"}], reason="3 hosts: 1 disabled", by_host={"c": "disabled"})
@@ -160,7 +161,7 @@ def test_where_servers_go_that_name_no_zone(cloud: Cloud) -> None:
     (("--flavor", "42", "--zone", "nova:a", "--host", "a"), "--host"), (("--flavor", "42", "--hint", "a"), "--hint"),
     (("--flavor", "42", "--hint", "same_host=a", "--hint", "same_host=b"), "--hint"),
     (("--flavor", "42", "--hint", "_x=1"), "--hint"), (("--flavor", "42", "--group", "moon"), "--group"),
-    (("--flavor", "42", "--group", ids.new()), "--group"), (("moon",), "SERVER"), ((ids.new(),), "SERVER"),
+    (("--flavor", "42", "--group", UNKNOWN), "--group"), (("moon",), "SERVER"), ((UNKNOWN,), "SERVER"),
     (("web", "--zone", "nova"), "--zone"), (("web", "--flavor", "42"), "--flavor")], ids=" ".join)
 def test_a_wrong_option_is_named_and_nobody_is_asked(cloud: Cloud, capsys: pytest.CaptureFixture[str],
                                                      words: tuple[str, ...], option: str) -> None:
