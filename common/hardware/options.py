@@ -160,6 +160,8 @@ def _check_machine(found: dict[str, str]) -> None:
 
 def _check_video(found: dict[str, str], asked: Asked) -> None:
     most = asked.spec("hw_video:ram_max_mb", whole()) or 0
+    if "video_ram_mb" in found and found.get("video_model") in ("virtio", "none"):
+        raise refusal("hw_video_ram", f"hw_video_model={found['video_model']} has no memory of its own.")
     if "video_ram_mb" in found and int(found["video_ram_mb"]) > most:
         raise refusal("hw_video_ram", f"at most {most} MiB, as the flavor's hw_video:ram_max_mb says; without it an "
                                       "image cannot choose.")

@@ -9,11 +9,15 @@ import re
 
 from common.hardware.asked import Asked, read, refusal
 from common.hardware.cells import dedicated
+from common.hardware.options import OPTIONS
 from common.hardware.values import one_of, whole
 
 #: Resource classes that hosts have, beside those that an operator adds (CUSTOM_*).
 OWN = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 _RESOURCES, _TRAIT = "resources:", "trait:"
+#: Properties of images that need what not every host's emulator has -> the traits of those that have it.
+_DEVICES = {"hw_disk_bus": "COMPUTE_STORAGE_BUS_", "hw_cdrom_bus": "COMPUTE_STORAGE_BUS_",
+            "hw_video_model": "COMPUTE_GRAPHICS_MODEL_", "hw_vif_model": "COMPUTE_NET_VIF_MODEL_"}
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
 
@@ -41,6 +45,10 @@ def traits(asked: Asked) -> tuple[list[str], list[str]]:
                 if not _NAME.fullmatch(trait):
                     raise refusal(name, "a trait's name has capital letters, digits and underscores only.")
                 found[read(name, value, one_of(*words))].add(trait)
+    for option in OPTIONS:
+        model = asked.image(option.image, option.parse) if option.image in _DEVICES else None
+        if model and model != "none":
+            found["required"].add(_DEVICES[option.image] + model.upper())
     for trait in sorted(found["required"] & found["forbidden"]):
         raise refusal(_TRAIT + trait, "required and forbidden at once, by the image and the flavor.")
     return sorted(found["required"]), sorted(found["forbidden"])

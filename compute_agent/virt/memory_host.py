@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import os_traits
+
 from common import errors
 from common.models import Cell, DomainState, HostInventory, ImageRef, Interface
 from compute_agent.cpu_sets import CpuSets
@@ -216,11 +218,16 @@ class MemoryHost:
         return read_disk(content)
 
 
+#: Guests in memory can have every device.
+TRAITS = COMMON.union(*map(os_traits.get_traits, ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_",
+                                                  "COMPUTE_NET_VIF_MODEL_")))
+
+
 def described(host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED) -> HostInventory:
     """The inventory of a host of this size. Where CPUs are dedicated it has one cell with all of them."""
     shared, dedicated = sets.split(range(cpus))
     return HostInventory(
-        "memory", 1, host, len(shared), memory_mb, disk_gb, traits=sorted(COMMON), pcpus=len(dedicated),
+        "memory", 1, host, len(shared), memory_mb, disk_gb, traits=sorted(TRAITS), pcpus=len(dedicated),
         cells=[Cell(0, shared, dedicated, memory_mb)] if dedicated else [],
         facts={"supported_instances": [["x86_64", "qemu", "hvm"], ["i686", "qemu", "hvm"]]})
 

@@ -190,6 +190,7 @@ def test_options(specs: Texts, image: Texts, expected: dict[str, str]) -> None:
     ({"hw_rng:allowed": "false"}, {"hw_rng_model": "virtio"}, "hw_rng_model: "),
     ({"hw:boot_menu": "false"}, {"hw_boot_menu": "true"}, "hw_boot_menu: the flavor's"),
     ({}, {"hw_video_ram": "16"}, "hw_video_ram: at most 0 MiB"),
+    ({"hw_video:ram_max_mb": "64"}, {"hw_video_ram": "16", "hw_video_model": "virtio"}, "hw_video_ram: hw_video_model"),
     ({}, {"hw_disk_bus": "fdc"}, "hw_disk_bus: 'fdc' is not one of"),
     ({}, {"hw_disk_bus": "ide", "hw_machine_type": "q35"}, "hw_disk_bus: "),
     ({}, {"hw_vif_model": "e1000", "hw_vif_multiqueue_enabled": "yes"}, "hw_vif_multiqueue_enabled: "),
@@ -237,6 +238,13 @@ def test_resources_are_set_added_and_taken_away() -> None:
 def test_traits_of_both() -> None:
     specs = {"trait:HW_CPU_X86_AVX2": "required", "trait:CUSTOM_SLOW": "forbidden"}
     assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (["CUSTOM_A", "HW_CPU_X86_AVX2"], ["CUSTOM_SLOW"])
+
+
+def test_what_an_image_needs_of_the_emulator_are_traits() -> None:
+    image = {"hw_disk_bus": "SCSI", "hw_cdrom_bus": "sata", "hw_video_model": "qxl", "hw_vif_model": "ne2k_pci"}
+    assert traits(flavor(), image) == (["COMPUTE_GRAPHICS_MODEL_QXL", "COMPUTE_NET_VIF_MODEL_NE2K_PCI",
+                                        "COMPUTE_STORAGE_BUS_SATA", "COMPUTE_STORAGE_BUS_SCSI"], [])
+    assert traits(flavor(), {"hw_video_model": "none", "hw_rng_model": "virtio"}) == ([], [])
 
 
 # --- PCI devices ---
