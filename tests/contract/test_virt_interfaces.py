@@ -130,7 +130,7 @@ def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path
     nics = [rig.interface() for _ in range(3)]
     spec = rig.boot(interfaces=nics[:1])
     for nic, part in ((nics[1], LIVE), (nics[2], STORED)):
-        libvirt.attach(spec.server, interface_xml.text(interface_xml.element(plug(nic))), part)
+        libvirt.attach(spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part)
         rig.driver.attach_interface(spec.server, 2, nic, QUIET)
     both = [interface_xml.addresses(libvirt.describe(spec.server, stored=stored)) for stored in (False, True)]
     assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]

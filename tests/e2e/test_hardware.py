@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.e2e.live import Live, Rest
+from tests.e2e.live import SETTLE, Live, Rest, await_true
 
 LOOK = ("#!/bin/sh\n"
         "echo \"cpus: $(grep -c ^processor /proc/cpuinfo), sockets: $(grep '^physical id' /proc/cpuinfo | sort -u | "
@@ -73,6 +75,53 @@ def test_guest_without_extra_specs_has_none_of_it(cloud: Live, demo: Rest) -> No
     server = demo.create(image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
     assert set(looks(domain(cloud, server)).values()) == {None}
+
+
+@contextmanager
+def dedicated(cloud: Live, host: int = 2) -> Iterator[None]:
+    """One CPU of the host is for guests that want it alone, and one is shared."""
+    file = cloud.cloud.config(cloud.cloud.hosts[host - 1])
+    before = file.read_text()
+    restart_with(cloud, host, before.replace("[agent]\n", "[agent]\ncpu_shared_set = 0\ncpu_dedicated_set = 1\n"), [1])
+    try:
+        yield
+    finally:
+        restart_with(cloud, host, before, [])
+
+
+def restart_with(cloud: Live, host: int, text: str, offered: list[int]) -> None:
+    """The host's agent starts anew with this configuration, and offers so many CPUs of one's own."""
+    cloud.cloud.config(cloud.cloud.hosts[host - 1]).write_text(text)
+    assert cloud.cloud.kill(f"agent-{host}")
+    await_true(lambda: pcpus(cloud) == offered, SETTLE, lambda: pcpus(cloud))
+
+
+def pcpus(cloud: Live) -> list[int]:
+    """What the hosts that have any offer of CPUs of one's own."""
+    return [total for (total,) in cloud.rows("SELECT total FROM inventories WHERE resource_class = 'PCPU'")]
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="this machine has one CPU, which is shared")
+def test_guest_has_a_cpu_of_its_own_and_another_does_not_get_it(admin: Rest, cloud: Live, demo: Rest) -> None:
+    flavor = make_flavor(admin, "e2e.pinned", {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "1"})
+    try:
+        with dedicated(cloud), cloud.only(2):
+            server = demo.create(image=cloud.image(), flavor=flavor)
+            demo.await_status(server, "ACTIVE")
+            demo.await_ready(server)
+            found = ElementTree.fromstring(cloud.virsh("dumpxml", server, host=2))
+            pins = {pin.get("vcpu"): pin.get("cpuset") for pin in found.iterfind("cputune/vcpupin")}
+            assert pins == {"0": "0", "1": "1"}
+            assert re.findall(r"CPU Affinity: +(\S\S)", cloud.virsh("vcpuinfo", server, host=2)) == ["y-", "-y"]
+            cloud.judge()
+            other = demo.create(image=cloud.image(), flavor=flavor)
+            assert "PCPU" in demo.await_status(other, "ERROR")["fault"]["message"]
+            for one in (server, other):
+                assert demo.call("DELETE", f"/servers/{one}").status == 204
+                demo.await_gone(one)
+            cloud.judge()
+    finally:
+        assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
 def test_cpus_of_their_own_are_not_to_be_had_where_no_host_gives_any(admin: Rest, cloud: Live, demo: Rest) -> None:
