@@ -204,17 +204,18 @@ def aggregates_with(tx: Connection, known: Collection[int], since: int) -> tuple
 # --- what a request names ---
 def groups(tx: Connection, group_ids: Collection[str], without: Collection[str] = ()) -> dict[str, GroupRow]:
     """Server groups by id, and where their servers are; the servers ``without`` are not counted."""
-    found = {row.id: GroupRow(row.policy, int(row.rules.get("max_server_per_host", 1))) for row in tx.execute(
-        sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules).where(
-            server_groups.c.id.in_(sorted(group_ids))))}
-    rows = tx.execute(
-        sa.select(server_group_members.c.group_id, guests.c.host, sa.func.count()).select_from(
-            server_group_members.join(guests, guests.c.server_id == server_group_members.c.server_id)).where(
-                server_group_members.c.group_id.in_(sorted(found)), guests.c.wanted != "absent",
-                guests.c.server_id.not_in(sorted(without))).group_by(
-                    server_group_members.c.group_id, guests.c.host)) if found else ()
-    for group, host, number in rows:
-        found[group].members[host] = number
+    there = server_group_members.join(guests, sa.and_(
+        guests.c.server_id == server_group_members.c.server_id, guests.c.wanted != "absent",
+        guests.c.server_id.not_in(sorted(without))))
+    rows = tx.execute(sa.select(server_groups.c.id, server_groups.c.policy, server_groups.c.rules, guests.c.host)
+                      .select_from(server_groups.outerjoin(
+                          there, server_group_members.c.group_id == server_groups.c.id))
+                      .where(server_groups.c.id.in_(sorted(group_ids))))
+    found: dict[str, GroupRow] = {}
+    for row in rows:
+        group = found.setdefault(row.id, GroupRow(row.policy, int(row.rules.get("max_server_per_host", 1))))
+        if row.host is not None:
+            group.members[row.host] = group.members.get(row.host, 0) + 1
     return found
 
 
