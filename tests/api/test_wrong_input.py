@@ -60,7 +60,7 @@ CREATES: list[tuple[str, str, dict[str, Any], int, str]] = [
      "Invalid input for field/attribute adminPass. The value is not repeated here."),
     ("zone", "2.1", {"availability_zone": "mars"}, 400, "The requested availability zone is not available"),
     ("zone in four parts", "2.1", {"availability_zone": "a:b:c:d"}, 400,
-     "Unable to parse availability_zone: give ZONE, or ZONE:HOST."),
+     "Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE."),
     ("host by a tenant", "2.1", {"availability_zone": "nova:host1"}, 403,
      "Policy doesn't allow os_compute_api:servers:create:forced_host to be performed."),
     ("destination by a tenant", "2.74", {"networks": "none", "host": "host1"}, 403,
