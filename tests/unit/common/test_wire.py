@@ -33,6 +33,8 @@ def of(hint: Any) -> strategies.SearchStrategy[Any]:
         return strategies.dictionaries(strategies.text(max_size=5), of(arguments[1]), max_size=2)
     if dataclasses.is_dataclass(hint):
         return strategies.builds(hint, **{name: of(kind) for name, kind in typing.get_type_hints(hint).items()})
+    if hint is float:
+        return strategies.floats(allow_nan=False)          # which is not equal to itself
     return JSON if hint is Any else strategies.from_type(hint)
 
 
