@@ -38,7 +38,8 @@ def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> I
 
 
 def _cells_text(wanted: Hardware, memory_mb: int) -> str:
-    needs = [f"{max(1, len(wanted.cells))} NUMA cells with {memory_mb} MiB"] if wanted.cells else []
+    number = len(wanted.cells)
+    needs = [f"{number} NUMA cell{'s' * (number > 1)} with {memory_mb} MiB"] if number else []
     needs += [f"{len(wanted.dedicated)} CPUs of its own"] if wanted.dedicated else []
     needs += [f"pages of {wanted.page_kb} KiB" if wanted.page_kb > 0 else "large pages"] if wanted.page_kb else []
     return f"without a place for a guest with {', '.join(needs)}"

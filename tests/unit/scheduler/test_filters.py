@@ -13,7 +13,7 @@ import pytest
 from oslo_config import cfg
 
 from common import config
-from common.models import Flavor, RequestSpec
+from common.models import Cell, Device, FittedCell, Fitting, Flavor, RequestSpec
 from scheduler import filters
 from scheduler.filters import Check
 from scheduler.snapshot import Snapshot
@@ -267,6 +267,50 @@ def test_limits_of_several_hosts_are_told_as_the_lowest() -> None:
     hosts = [Host(f"host{number}", servers=9, aggregates=[{"max_instances_per_host": f"{number + 3}"}])
              for number in range(3)]
     assert told(hosts, request(), "AggregateNumInstancesFilter")[""] == "with 3 or more servers"
+
+
+def rooms(hosts: list[Host], spec: RequestSpec, *enabled: str, count: int = 10) -> list[int]:
+    """How many such servers each host takes, as far as it is known."""
+    room = np.full(len(hosts), 99)
+    for check in filters.load(conf(enabled_filters=list(enabled))).checks(
+            columns(World(hosts)), spec, np.ones(len(hosts), np.bool_), count):
+        room = np.where(check.passes, room if check.room is None else np.minimum(room, check.room), 0)
+    return room.tolist()
+
+
+def test_room_is_what_the_scarcest_resource_leaves() -> None:
+    hosts = [Host("host0", free={"VCPU": 7, "MEMORY_MB": 900}, units={"VCPU": (1, 8, 1), "MEMORY_MB": (1, 9000, 100)}),
+             Host("host1", free={"VCPU": 8, "MEMORY_MB": 299}, units={"VCPU": (1, 8, 1), "MEMORY_MB": (1, 9000, 100)})]
+    assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 100})) == [3, 2]
+    assert rooms(hosts, request(resources={"VCPU": 2, "MEMORY_MB": 150})) == [0, 0]      # its step is 100
+
+
+def test_a_limit_that_is_no_number_takes_the_others_of_that_host_with_it() -> None:
+    hosts = [Host("host0", servers=3, aggregates=[{"max_instances_per_host": "2"}]),
+             Host("host1", servers=3, aggregates=[{"max_instances_per_host": "2"}, {"max_instances_per_host": "two"}])]
+    assert rooms(hosts, request(), "AggregateNumInstancesFilter") == [0, 47]
+
+
+def test_room_for_guests_with_parts_of_the_host_is_counted_as_far_as_it_matters() -> None:
+    cell = Cell(0, [], [0, 1, 2, 3, 4], 4096, [[cpu] for cpu in range(5)])
+    hosts = [Host("host0", cells=[cell]), Host("host1", cells=[cell]), Host("host2"),
+             Host("host3", cells=[cell], held=[Fitting([FittedCell(0, [0], {"0": 3}, 64)])], disabled=True)]
+    dedicated = request(flavor=Flavor("2", "own", 2, 64, 0, extra_specs={"hw:cpu_policy": "dedicated"}))
+    assert rooms(hosts, dedicated) == [2, 2, 0, 2]
+    assert rooms(hosts, dedicated, count=1) == [1, 1, 0, 1]
+    assert told(hosts, dedicated, "ComputeFilter")[""] == (
+        "disabled, without a place for a guest with 1 NUMA cell with 64 MiB, 2 CPUs of its own")
+    cards = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(5)]
+    cards_held = [Fitting(devices=[cards[0].address, cards[1].address])]
+    hosts = [Host("host0", devices=cards), Host("host1", devices=cards, held=cards_held), Host("host2")]
+    wanted = request(flavor=replace(SMALL, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"}))
+    assert rooms(hosts, wanted) == [2, 1, 0]
+    assert told(hosts, wanted)[""] == "without free PCI devices (2 of gpu)"
+
+
+def test_hardware_that_no_host_makes_is_a_reason_and_no_error() -> None:
+    odd = request(flavor=replace(SMALL, extra_specs={"hw:mem_encryption": "true"}))
+    assert told([Host("host0")], odd)[""].startswith("not able to make its hardware: ")
 
 
 def test_a_text_does_not_grow_with_what_an_image_says() -> None:
