@@ -12,18 +12,18 @@ from common.store.servers import COLUMNS
 from compute_api import microversions, policy, routes
 from compute_api.fields import Field, cut, render
 from compute_api.microversions import Range
-from compute_api.resources import availability_zones, quota_sets, server_actions, server_groups, services
+from compute_api.resources import quota_sets, server_actions, server_groups, services
 from compute_api.routes import ROUTES, Route
 from compute_api.schemas import server_actions as action_schemas
 from compute_api.schemas import servers as server_schemas
-from compute_api.views import flavors, hypervisors, instance_actions, keypairs, servers
+from compute_api.views import aggregates, flavors, hypervisors, instance_actions, keypairs, servers
 
 TABLES = {
     "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
     "new key pairs": keypairs.NEW, "rebuilt": servers.REBUILT, "actions": instance_actions.FIELDS,
     "events": instance_actions.EVENT_FIELDS,
-    "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": availability_zones.AGGREGATE,
-    "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
+    "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": aggregates.FIELDS,
+    "new aggregates": aggregates.NEW, "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
 NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
 
 
@@ -59,7 +59,8 @@ def test_no_two_routes_answer_the_same_request() -> None:
 def test_operations_without_a_rule_are_those_that_ask_for_one_themselves() -> None:
     own = {route.path for route in ROUTES if not route.policy}
     assert own == {"/servers/{server_id}/action", "/flavors", "/flavors/detail", "/flavors/{flavor_id}",
-                   "/flavors/{flavor_id}/action", "/os-keypairs", "/os-keypairs/{name}", "/os-quota-sets/{project_id}",
+                   "/flavors/{flavor_id}/action", "/os-aggregates/{aggregate_id}/action",
+                   "/os-keypairs", "/os-keypairs/{name}", "/os-quota-sets/{project_id}",
                    "/os-quota-sets/{project_id}/detail", "/os-server-groups/{group_id}", "/os-baremetal-nodes",
                    "/os-baremetal-nodes/{id}", "/os-baremetal-nodes/{id}/action"}
 
