@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies and queries of the placement service, through its microversions.
 
-``Versioned`` holds one document and what replaces or joins it since a version. Refusals are worded by jsonschema,
-because that is how clients know them; validation is fast enough without another way.
+``Versioned`` holds one document and what replaces it since a version. Refusals are worded by jsonschema, because that
+is how clients know them, on one line, because the last one is all that the command line shows.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common import errors
 from compute_api.placement_service.request import BadQuery
 
 Document = dict[str, Any]
-SHOWN = 4000                                    # characters of a refusal
+SHOWN = 1000                                    # characters of each part of a refusal
 MOST, LARGEST_RATIO = 2**31 - 1, 3.40282e38
 _NAME = "^[A-Z0-9_]+$"
 _CUSTOM = "^CUSTOM_[A-Z0-9_]+$"
@@ -56,10 +56,21 @@ class Versioned:
 
     def _problem(self, version: int, value: Any) -> str:
         found = next(self._at(max(since for since, _ in self._steps if since <= version)).iter_errors(value), None)
-        return str(found)[:SHOWN] if found else ""
+        return _worded(found) if found else ""
 
     def _made(self, since: int) -> Any:
         return jsonschema.Draft4Validator(dict(self._steps)[since], format_checker=_FORMATS)
+
+
+def _worded(problem: Any) -> str:
+    """What does not fit, which rule says so, and where it stands."""
+    rule, place = list(problem.relative_schema_path)[:-1], list(problem.absolute_path)
+    return (f"{problem.message[:SHOWN]}. Failed validating {problem.validator!r} in schema{_steps(rule)}, on "
+            f"instance{_steps(place)[:SHOWN]}")
+
+
+def _steps(path: list[Any]) -> str:
+    return "".join(f"[{step!r}]" for step in path)
 
 
 def _object(required: tuple[str, ...] = (), /, **properties: Document) -> Document:
