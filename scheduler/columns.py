@@ -88,13 +88,14 @@ class HostParts(Mapping[int, Parts]):
 
 class Columns:
     """The snapshot that others are copied from. ids: the provider of each row. own: columns that only this module and
-    ``scheduler.hosts`` read: generations, failed_at, traits, cells and gear (numbers of what is shared). held: host ->
-    what its guests hold of its parts."""
+    ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, cells and gear (numbers of what is shared).
+    held: host -> what its guests hold of its parts."""
 
     def __init__(self) -> None:
         self.base = Snapshot()
         self.ids: Numbers = np.zeros(0, np.int64)
-        self.own = {name: np.zeros(0, np.int64) for name in ("generations", "failed_at", "traits", "cells", "gear")}
+        self.own = {name: np.zeros(0, np.int64) for name in
+                    ("generations", "changed_at", "failed_at", "traits", "cells", "gear")}
         self.facts: Shared[Mapping[str, Any]] = Shared(_facts, {})
         self.traits: Shared[frozenset[str]] = Shared(lambda text: frozenset(text.split(",")), frozenset())
         self.cells: Shared[Sequence[Cell]] = Shared(lambda text: _records(Cell, text), ())
@@ -109,6 +110,18 @@ class Columns:
             return np.zeros(wanted.size, np.int64), np.zeros(wanted.size, np.bool_)
         rows = np.minimum(np.searchsorted(self.ids, wanted), self.ids.size - 1)
         return rows, self.ids[rows] == wanted
+
+    def outdated(self, changed: Rows, read_at: int) -> list[int]:
+        """Of providers (id, generation, changed_at) those that are not known as they are there, and all that changed
+        since the last read began: two changes in one microsecond look alike."""
+        if not changed:
+            return []
+        ids, generations, times = np.array([row[:3] for row in changed], np.int64).T
+        rows, known = self.positions(ids)
+        if known.any():
+            known &= (self.own["generations"][rows] == generations) & (self.own["changed_at"][rows] == times)
+            known &= times < read_at
+        return ids[~known].tolist()     # type: ignore[no-any-return]
 
     def take_in(self, rows: HostRows) -> bool:
         """What was read of some hosts replaces what was known of them; returns whether rows moved."""
@@ -173,7 +186,8 @@ class Columns:
         base.kinds[at] = [self.facts.number(key) for key in zip(
             read["hypervisor_type"], read["hypervisor_version"], read["cpu_info"], read["facts"], strict=True)]
         base.facts = self.facts.values
-        self.own["generations"][at], self.own["failed_at"][at] = read["generation"], read["failed_at"]
+        for name, column in (("generations", "generation"), ("changed_at", "changed_at"), ("failed_at", "failed_at")):
+            self.own[name][at] = read[column]
         for name, shared, texts in (("traits", self.traits, read["traits"]), ("cells", self.cells, read["cells"]),
                                     ("gear", self.gear, read["devices"])):
             numbers: Shared[Any] = shared

@@ -3,14 +3,14 @@
 
 ``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.select``. A read happens only when
 asked and at most every 50 ms: hosts changed since the last read less 5 s (a change may commit later than another one
-with a younger time), and in turn some of the others, so that all are read within a minute without a pause for any
-request. A proposal is taken off its host until that provider's generation moves or 5 s pass; it spreads parallel
-requests and is never a reason to refuse.
+with a younger time) that are not known as they are there, and in turn some of the others, so that all are read within
+a minute without a pause for any request. A proposal is taken off its host until that provider's generation moves or
+5 s pass; it spreads parallel requests and is never a reason to refuse.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from common.clock import SECOND, Clock
 from common.models import Fitting, RequestSpec
 from common.store import host_states
 from common.store.engine import Connection, Store
-from common.store.host_states import GroupRow, HostRows, Marks
+from common.store.host_states import GroupRow, Marks
 from scheduler.columns import Columns, seed
 from scheduler.snapshot import Group, Snapshot
 
@@ -27,7 +27,7 @@ PAUSE = 0.05            # seconds between two reads
 TURN = 60.0             # seconds in which every host is read, whatever changed
 COUNT = 1.0             # seconds between two looks whether hosts are gone
 MEASURES = 10.0         # seconds between two reads of what agents measured
-AT_ONCE = 5000          # hosts in one statement when all are read
+AT_ONCE = 2000          # hosts in one statement when many are read
 MOST_IN_TURN = 2000     # hosts whose turn it is, at most, in one read
 OVERLAP = 5 * SECOND    # how much later than its time a change may become visible
 PROPOSAL = 5.0          # seconds that a proposal counts
@@ -60,18 +60,6 @@ class _Proposal:
     group: str | None
     fitting: Fitting | None
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _News:
-    """One read of the store. turn: the providers whose turn it was, from ``after`` to ``last``."""
-
-    marks: Marks
-    rows: list[HostRows]
-    working: dict[str, int]
-    gone: list[int]
-    aggregates: tuple[Sequence[object], dict[int, list[str]]] | None
-    last: int
 
 
 class Hosts:
@@ -108,50 +96,46 @@ class Hosts:
     def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
         """Each statement's rows are taken in before the next is sent, so memory holds few; repeated as a whole it
         does no harm."""
-        columns, since = self._columns, self._marks.read_at - OVERLAP
-        marks = host_states.marks(tx)
-        if not columns.ids.size:
-            moved = self._read_all(tx)
-        else:
-            moved = columns.take_in(host_states.read(tx, host_states.changed(since), self._wants.images))
-            moved |= self._take_turn(tx, moment)
-            if at_once or moment - self._counted >= COUNT:
-                moved |= self._drop_gone(tx)
-                self._counted = moment
+        columns, before = self._columns, self._marks
+        since = before.read_at - OVERLAP
+        marks = host_states.marks(tx, since)
+        moved = self._read_hosts(tx, columns.outdated(marks.changed, before.read_at))
+        moved |= self._read_hosts(tx, self._whose_turn(moment))
+        if at_once or moment - self._counted >= COUNT:
+            moved |= self._drop_gone(tx)
+            self._counted = moment
         known = set() if moved else {aggregate.id for aggregate in columns.base.aggregates}
-        before = self._marks
         if (moved or not columns.base.zone_numbers or marks.newest >= since
                 or (marks.number, marks.total) != (before.number, before.total)):
             rows, members = host_states.aggregates_with(tx, known, since)
             columns.fill_aggregates(rows, members, self._wants.default_zone)
         columns.fill_working(host_states.working(tx))
         self._read_extras(tx, moment)
-        self._marks = marks
+        self._marks = replace(marks, changed=())
 
-    def _read_all(self, tx: Connection) -> bool:
-        ids = host_states.ids(tx)
+    def _read_hosts(self, tx: Connection, ids: Sequence[int]) -> bool:
+        """Read all about the hosts of these providers; returns whether rows moved."""
+        moved = False
         for start in range(0, len(ids), AT_ONCE):
-            part = ids[start:start + AT_ONCE]
-            self._columns.take_in(host_states.read(tx, host_states.between(part[0] - 1, part[-1]), self._wants.images))
-        return True
+            moved |= self._columns.take_in(host_states.read(tx, ids[start:start + AT_ONCE], self._wants.images))
+        return moved
 
-    def _take_turn(self, tx: Connection, moment: float) -> bool:
-        """Read the hosts whose turn it is: a share of all as large as the share of a minute that went by."""
+    def _whose_turn(self, moment: float) -> list[int]:
+        """Providers to read although nobody says that they changed: a share of all as large as the share of a minute
+        that went by."""
         columns = self._columns
-        share = min(1.0, (moment - self._refreshed) / TURN)
+        share = min(1.0, (moment - self._refreshed) / TURN) if self._refreshed > float("-inf") else 0.0
         number = min(MOST_IN_TURN, int(share * columns.ids.size))
         if not number:
-            return False
+            return []
         ahead = columns.ids[columns.ids > self._turn][:number]
         if not ahead.size:
-            self._turn = 0
             columns.tidy()
-            return False
-        after, self._turn = self._turn, int(ahead[-1])
-        return columns.take_in(host_states.read(tx, host_states.between(after, self._turn), self._wants.images))
+        self._turn = int(ahead[-1]) if ahead.size else 0
+        return ahead.tolist()       # type: ignore[no-any-return]
 
     def _drop_gone(self, tx: Connection) -> bool:
-        """Hosts are gone when fewer are there than are known: look which."""
+        """Hosts are gone when their number is another than is known: look which."""
         columns = self._columns
         if host_states.count(tx) == columns.ids.size:
             return False

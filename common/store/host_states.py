@@ -44,10 +44,10 @@ MOST_PLACES = 64        #: servers that the hints of one request can ask for
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """providers: id, host, generation, failures, failed_at, served, disabled, forced_down, up, hypervisor_type,
-    hypervisor_version, cpu_info, facts, cells, devices (texts), traits (text, with commas), guests, fitted (numbers of
-    guests, and of those with a fitting) · inventories: provider_id, resource_class, total, reserved, min_unit,
-    max_unit, step_size, allocation_ratio, used · fittings: provider_id, fitting (text) · images: provider_id,
+    """providers: id, host, generation, changed_at, failures, failed_at, served, disabled, forced_down, up,
+    hypervisor_type, hypervisor_version, cpu_info, facts, cells, devices (texts), traits (text, with commas), guests,
+    fitted (numbers of guests, and of those with a fitting) · inventories: provider_id, resource_class, total, reserved,
+    min_unit, max_unit, step_size, allocation_ratio, used · fittings: provider_id, fitting (text) · images: provider_id,
     image_id, number of servers."""
 
     providers: Rows = ()
@@ -58,13 +58,15 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """read_at: the database's clock. number, total, newest: how many aggregates there are, the sum of their ids (one
-    that is gone changes either), and when one last changed."""
+    """read_at: the database's clock. changed: id, generation, changed_at of the providers with a host that changed at
+    the time asked for or later; a change moves one of these two. number, total, newest: how many aggregates there are,
+    the sum of their ids (one that is gone changes either), and when one last changed."""
 
     read_at: int
     number: int
     total: int
     newest: int
+    changed: Rows = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +78,23 @@ class GroupRow:
     members: dict[str, int] = field(default_factory=dict)
 
 
-def marks(tx: Connection) -> Marks:
-    """One row that says from when on the following reads are, and whether aggregates changed."""
-    changed = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
-    row = tx.execute(sa.select(now(), sa.func.count(), sa.func.coalesce(sa.func.sum(aggregates.c.id), 0),
-                               sa.func.coalesce(sa.func.max(changed), 0)).select_from(aggregates)).one()
-    return Marks(int(row[0]), int(row[1]), int(row[2]), int(row[3]))
+def marks(tx: Connection, since: int) -> Marks:
+    """From when on the following reads are, which hosts changed at ``since`` (microseconds) or later, and whether
+    aggregates did: one statement."""
+    moved = sa.func.coalesce(aggregates.c.updated_at, aggregates.c.created_at)
+    one = sa.select(now().label("read_at"), sa.func.count().label("number"),
+                    sa.func.coalesce(sa.func.sum(aggregates.c.id), 0).label("total"),
+                    sa.func.coalesce(sa.func.max(moved), 0).label("newest")).select_from(aggregates).subquery()
+    rows = tx.execute(sa.select(providers.c.id, providers.c.generation, providers.c.changed_at, one).select_from(
+        one.outerjoin(providers, sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)))).all()
+    head = rows[0]
+    return Marks(int(head.read_at), int(head.number), int(head.total), int(head.newest),
+                 rows if head.id is not None else ())
 
 
-# --- which hosts ---
-def changed(since: int) -> Which:
-    """Those of which something changed at this time or later, in microseconds."""
-    return sa.and_(providers.c.host.is_not(None), providers.c.changed_at >= since)
-
-
-def between(after: int, last: int) -> Which:
-    """Those whose provider's id is greater than ``after`` and at most ``last``."""
-    return sa.and_(providers.c.host.is_not(None), providers.c.id > after, providers.c.id <= last)
-
-
-def ids(tx: Connection, after: int = 0, limit: int | None = None) -> list[int]:
-    """Ids of providers with a host, ascending."""
-    return list(tx.scalars(sa.select(providers.c.id).where(providers.c.host.is_not(None), providers.c.id > after)
-                           .order_by(providers.c.id).limit(limit)))
+def ids(tx: Connection) -> list[int]:
+    """Ids of providers with a host."""
+    return list(tx.scalars(sa.select(providers.c.id).where(providers.c.host.is_not(None))))
 
 
 def count(tx: Connection) -> int:
@@ -107,8 +103,9 @@ def count(tx: Connection) -> int:
 
 
 # --- what is known of them ---
-def read(tx: Connection, which: Which, images: bool = False) -> HostRows:
-    """All about these hosts: two statements, a third where guests hold parts of their hosts."""
+def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
+    """All about the hosts of these providers: two statements, a third where guests hold parts of their hosts."""
+    which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
     found = tx.execute(_providers(which)).all()
     if not found:
         return HostRows()
@@ -129,7 +126,7 @@ def _providers(which: Which) -> sa.Select[Any]:
     there = sa.select(sa.func.count()).where(guests.c.host == providers.c.host).scalar_subquery()
     fitted = sa.select(sa.func.count(guests.c.fitting)).where(guests.c.host == providers.c.host).scalar_subquery()
     return sa.select(
-        providers.c.id, providers.c.host, providers.c.generation, providers.c.failures,
+        providers.c.id, providers.c.host, providers.c.generation, providers.c.changed_at, providers.c.failures,
         sa.func.coalesce(providers.c.failed_at, 0).label("failed_at"), services.c.id.is_not(None).label("served"),
         *(sa.func.coalesce(flag, sa.false()).label(flag.name) for flag in
           (services.c.disabled, services.c.forced_down, heartbeats.c.up)),

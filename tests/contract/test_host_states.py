@@ -141,8 +141,11 @@ def test_groups_places_work_measures_and_images(store: Store, look: Callable[...
 
 
 def test_marks_say_whether_aggregates_changed(store: Store) -> None:
-    empty = store.read(host_states.marks)
-    assert (empty.number, empty.total, empty.newest) == (0, 0, 0) and empty.read_at > 0
+    empty = store.read(lambda tx: host_states.marks(tx, 0))
+    assert (empty.number, empty.total, empty.newest, empty.changed) == (0, 0, 0, ()) and empty.read_at > 0
     made = store.write(lambda tx: aggregates.create(tx, "z", None))
-    then = store.read(host_states.marks)
+    new_host(store, "a")
+    then = store.read(lambda tx: host_states.marks(tx, empty.read_at))
+    assert len(then.changed) == 1
+    assert not store.read(lambda tx: host_states.marks(tx, then.read_at + 1)).changed
     assert (then.number, then.total) == (1, made.id) and then.newest >= empty.read_at

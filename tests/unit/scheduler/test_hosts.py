@@ -51,6 +51,24 @@ def test_reads_at_most_every_50_ms_and_then_only_what_changed(cloud: Cloud) -> N
     assert hosts.refresh(at_once=True) and free(hosts, "b") == 3
 
 
+def test_a_host_is_not_read_again_for_a_change_that_was_seen(cloud: Cloud) -> None:
+    cloud.host("a")
+    hosts = hosts_of(cloud)
+    cloud.clock.seconds += 0.1
+    hosts.refresh()
+    read: list[str] = []
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", lambda *told: read.append(told[2]))
+    for changed in (False, True, False):
+        cloud.clock.seconds += 0.1
+        if changed:
+            cloud.claim("a", "s", VCPU=3)
+        cloud.clock.seconds += 0.1
+        read.clear()
+        hosts.refresh()
+        assert len(read) == (4 if changed else 2), read
+    assert free(hosts, "a") == 1
+
+
 def test_change_that_commits_late_is_still_seen(cloud: Cloud) -> None:
     cloud.host("a")
     hosts = hosts_of(cloud)
