@@ -70,10 +70,16 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf) 
 
 
 def refuse(run: Run) -> None:
-    """No host may take it: the step fails with how many hosts there are for what reason, and for operators which."""
+    """No host may take it: the step fails with how many hosts there are for what reason, with what the last host said
+    on which it was tried, and for operators with each host by its name."""
     assert run.selection is not None
-    by_host = "\n".join(f"{name}: {why}" for name, why in sorted(run.selection.by_host.items()))
-    run.fail(f"No valid host was found. {run.selection.reason}", by_host)
+    by_host = [f"{name}: {why}" for name, why in sorted(run.selection.by_host.items())]
+    text, before = f"No valid host was found. {run.selection.reason}", run.data.get("problem")
+    if before:
+        host = run.data.get("failed_hosts", [""])[-1]
+        text += f"; the last host tried said: {before['text']}"
+        by_host.append(f"{host} said: {before['text']} {before['details']}".rstrip())
+    run.fail(text, "\n".join(by_host))
 
 
 def _wish(run: Run, spec: RequestSpec) -> allocations.Wish:

@@ -263,6 +263,15 @@ def test_a_try_that_fails_leaves_the_host_out_again(cloud: Cloud) -> None:
     assert "failed builds" in failure(cloud, again)
 
 
+def test_what_the_last_host_said_is_not_lost_when_there_is_no_other(cloud: Cloud) -> None:
+    cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True, details="/dev/sda1")]
+    server = cloud.create(host="h1")[0]
+    cloud.settle()
+    assert failure(cloud, server) == ("No valid host was found. 3 hosts: 2 not the requested host, 1 excluded after an "
+                                      "earlier attempt; the last host tried said: Disk full.")
+    assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
+
+
 def test_what_is_not_the_hosts_fault_is_not_counted(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("No such image.")] * 5
     for _ in range(5):
