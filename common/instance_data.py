@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common import errors
+from common.hardware import hardware
 from common.models import JSON, Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
 
@@ -67,6 +69,14 @@ def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availabil
         interfaces=[from_wire(Interface, interface) for interface in row.interfaces or ()])
 
 
+def _dedicated(spec: GuestSpec) -> list[int]:
+    """The guest's CPUs that have a CPU of the host each for themselves."""
+    try:
+        return sorted(hardware(spec.flavor, spec.image.properties if spec.image else {}).dedicated)
+    except errors.BadRequest:
+        return []           # a guest from before these were checked still has its metadata
+
+
 def _key_type(data: str | None) -> str:
     return "x509" if (data or "").lstrip().startswith("-----BEGIN CERTIFICATE") else "ssh"
 
@@ -110,7 +120,7 @@ class InstanceData:
             "uuid": self.spec.server, "name": self.spec.name, "hostname": self.hostname,
             "launch_index": instance.get("launch_index", 0), "availability_zone": instance.get("availability_zone"),
             "random_seed": base64.b64encode(random_seed).decode(), "project_id": instance.get("project_id"),
-            "devices": _devices(self.spec.interfaces), "dedicated_cpus": []}
+            "devices": _devices(self.spec.interfaces), "dedicated_cpus": _dedicated(self.spec)}
         data = {name: value for name, value in data.items() if KEYS.get(name, "") <= version}
         if instance.get("meta"):
             data["meta"] = instance["meta"]

@@ -246,3 +246,10 @@ def test_the_spec_of_a_row() -> None:
 
 def test_versions_rise() -> None:
     assert list(VERSIONS) == sorted(VERSIONS) and list(EC2_VERSIONS) == sorted(EC2_VERSIONS)
+
+
+def test_the_guest_knows_which_of_its_cpus_are_its_own() -> None:
+    mixed = Flavor("1", "mixed", 4, 128, 1, extra_specs={"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "2-3"})
+    assert document("meta_data.json", spec(flavor=mixed))["dedicated_cpus"] == [2, 3]
+    unknown = Flavor("1", "old", 1, 128, 1, extra_specs={"hw:cpu_policy": "nonsense"})
+    assert document("meta_data.json", spec(flavor=unknown))["dedicated_cpus"] == []
