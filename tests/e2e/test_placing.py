@@ -153,6 +153,43 @@ def test_an_admin_names_the_host(wide: Live, demo: Rest) -> None:
     assert refused.status == 403
 
 
+# --- zones ---
+@pytest.fixture
+def zone(wide: Live) -> Iterator[str]:
+    """The zone az1 of the first five hosts; it goes after the servers, because hosts with servers stay in theirs."""
+    compute = wide.seed.admin.compute
+    aggregate = compute.create_aggregate(name="secret contract", availability_zone="az1")
+    for host in HOSTS[:5]:
+        compute.add_host_to_aggregate(aggregate, host)
+    yield "az1"
+    for host in HOSTS[:5]:
+        compute.remove_host_from_aggregate(aggregate, host)
+    compute.delete_aggregate(aggregate)
+
+
+def test_servers_stay_in_the_zone_that_was_asked_for(wide: Live, zone: str, demo: Rest) -> None:
+    status, answer, _ = explain(wide, "--flavor", "m1.nano", "--zone", zone)
+    assert status == 0 and "20 hosts, 5 of them can take one" in answer and "15  not in zone az1" in answer
+    tenant, hints = Tenant(wide), {"group": group(demo, "anti-affinity")}
+    found = settled(wide, *(tenant.create(hints, availability_zone=zone) for _ in range(6)))
+    assert places(found) == Counter(HOSTS[:5])
+    assert {one["pinned_availability_zone"] for one in found} == {zone}
+    [refused] = [one for one in found if one["status"] == "ERROR"]
+    assert refused["fault"]["message"] == (
+        "No valid host was found. 20 hosts: 15 not in zone az1, 5 with a server of the group")
+    [shown] = wide.openstack(f"server show {refused['id']}" + JSON)
+    assert not any(name in str(shown) for name in (*HOSTS, "secret"))
+    admin = Tenant(wide, "kilonova-admin")
+    elsewhere, forced = settled(wide, *(admin.create(availability_zone=f"{where}:{HOSTS[0]}")
+                                        for where in ("nova", zone)))
+    assert (elsewhere["OS-EXT-SRV-ATTR:host"], forced["OS-EXT-SRV-ATTR:host"]) == (HOSTS[0], HOSTS[0])
+    assert elsewhere["pinned_availability_zone"] == forced["pinned_availability_zone"] == zone, "the host's own"
+    unknown = tenant.rest.call("POST", "/servers", {"server": {
+        "name": "no", "imageRef": wide.image("empty"), "flavorRef": wide.flavor(), "networks": "none",
+        "availability_zone": "moon"}})
+    assert unknown.fault == ("badRequest", 400, "The requested availability zone is not available")
+
+
 # --- why not ---
 @pytest.fixture
 def giant(wide: Live, demo: Rest) -> Iterator[str]:
