@@ -148,8 +148,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
             "RAMWeigher", "CPUWeigher", "DiskWeigher", "MetricsWeigher", "IoOpsWeigher", "PCIWeigher",
             "ServerGroupSoftAffinityWeigher", "ServerGroupSoftAntiAffinityWeigher", "BuildFailureWeigher",
             "HypervisorVersionWeigher", "NumInstancesWeigher", "ImagePropertiesWeigher"],
-                    help="Weighers: Nova's, and those that installed distributions bring. A multiplier may stand in the "
-                         "metadata of aggregates too; of several the smallest counts."),
+                    help="Weighers: Nova's, and those that installed distributions bring. A multiplier may stand in "
+                         "the metadata of aggregates too; of several the smallest counts."),
         cfg.FloatOpt("ram_weight_multiplier", default=1.0, help="Weight of free memory; negative: stack."),
         cfg.FloatOpt("cpu_weight_multiplier", default=1.0, help="Weight of free VCPUs; negative: stack."),
         cfg.FloatOpt("disk_weight_multiplier", default=1.0, help="Weight of free disk; negative: stack."),
@@ -169,7 +169,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.FloatOpt("image_props_weight_multiplier", default=0.0,
                      help="Weight of servers whose image has properties like the request's; negative: spread."),
         cfg.ListOpt("image_props_weight_setting", default=[],
-                    help="Properties that count for it, each name=ratio; empty: all alike."),
+                    help="Properties that count for it, each name=ratio; empty: all alike. Where only aggregates have "
+                         "image_props_weight_multiplier, name some."),
         cfg.StrOpt("default_availability_zone", default="nova", help="Zone of hosts in no aggregate with one."),
         cfg.StrOpt("default_schedule_zone", help="Zone that new servers are pinned to when none is asked for; default: "
                                                  "they go to any."),
@@ -179,7 +180,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                      help="Weight of what agents measure. Aggregates may have it as metrics_weight_multiplier."),
         cfg.ListOpt("weight_setting", default=[], help="Metrics that count, each name=ratio: cpu.percent=-1."),
         cfg.BoolOpt("required", default=True, help="Whether hosts that do not tell one of these metrics are left out."),
-        cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Else, what such a host has instead of their sum."),
+        cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Else, what such a host has instead of the sum."),
     ),
     "agent": (
         cfg.StrOpt("driver", default="libvirt", choices=["libvirt", "memory"], help="What drives the guests."),

@@ -102,6 +102,7 @@ class Columns:
         self.gear: Shared[Sequence[Device]] = Shared(lambda text: _records(Device, text), ())
         self.held: dict[str, list[Fitting]] = {}
         self.images: dict[int, dict[str, int]] = {}     # provider -> image -> servers
+        self.images_moved = True                        # since fill_images
 
     def positions(self, ids: Sequence[int] | Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
         """The row of each provider, and whether it is known at all."""
@@ -138,6 +139,7 @@ class Columns:
         self._fill_parts(rows, at)
         for row in rows.providers if self.images else ():
             self.images.pop(row.id, None)
+        self.images_moved = True
         for provider, image, number in rows.images:
             self.images.setdefault(provider, {})[image] = number
         return not known.all()
@@ -148,6 +150,7 @@ class Columns:
         for provider in gone:
             self.held.pop(left.pop(provider, ""), None)
             self.images.pop(provider, None)
+        self.images_moved = True
         self._arrange(left)
 
     def _arrange(self, names: dict[int, str]) -> None:
@@ -269,6 +272,7 @@ class Columns:
         for row, provider in enumerate(self.ids.tolist()):
             for image, number in self.images.get(provider, {}).items():
                 rows.setdefault(image, {})[row] = number
+        self.images_moved = False
         self.base.images = [ImageOnHosts(properties.get(image, {}), np.array(list(found), np.int64),
                                          np.array(list(found.values()), np.int64)) for image, found in rows.items()]
 

@@ -74,6 +74,7 @@ class Hosts:
         self._marks = Marks(0, 0, 0, 0)
         self._turn = 0                              # the provider whose turn was last
         self._measured_at = 0
+        self._properties: dict[str, dict[str, str]] = {}    # by image
         self._refreshed = self._counted = self._measured = float("-inf")
 
     # --- reading ---
@@ -149,9 +150,11 @@ class Hosts:
         if self._wants.metrics and moment - self._measured >= MEASURES:
             columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP))
             self._measured, self._measured_at = moment, self._marks.read_at
-        if self._wants.images:
+        if self._wants.images and columns.images_moved:
             images = {image for found in columns.images.values() for image in found}
-            columns.fill_images(host_states.image_properties(tx, images))
+            found = host_states.image_properties(tx, images - self._properties.keys())
+            self._properties = {image: text for image, text in {**self._properties, **found}.items() if image in images}
+            columns.fill_images(self._properties)
 
     def around(self, specs: Sequence[RequestSpec]) -> Around:
         """Read what these requests alone name.
@@ -163,14 +166,15 @@ class Hosts:
         named: dict[str, set[str]] = {}
         for spec in specs:
             for hint in HINTS:
-                told = spec.hints.get(hint) or ()
-                named.setdefault(spec.project_id, set()).update([told] if isinstance(told, str) else map(str, told))
+                told = spec.hints.get(hint)
+                servers = [told] if isinstance(told, str) else told if isinstance(told, list) else []
+                named.setdefault(spec.project_id, set()).update(map(str, servers))
         asked = {project: servers for project, servers in named.items() if servers}
         if not groups and not asked:
             return Around({}, {})
-        servers = [spec.server for spec in specs]
+        ours = [spec.server for spec in specs]
         return self._store.read(lambda tx: Around(
-            host_states.groups(tx, groups, servers) if groups else {},
+            host_states.groups(tx, groups, ours) if groups else {},
             {project: host_states.places(tx, wanted, project) for project, wanted in asked.items()}))
 
     # --- what was read ---

@@ -8,6 +8,7 @@ Every host that is not a candidate is rejected for exactly one reason, the first
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,6 +25,7 @@ from scheduler.score import scores
 from scheduler.snapshot import Mask, Numbers, Snapshot
 from scheduler.weighers import Weigher
 
+log = logging.getLogger(__name__)
 NAMED = 1000     # most hosts that one selection names, so that an answer stays small
 _WANTED = attrgetter("project_id", "resources", "group", "availability_zone", "flavor", "image_id", "image_properties",
                      "required_traits", "forbidden_traits", "force_host", "requested_host", "excluded", "hints",
@@ -66,7 +68,12 @@ def select(snapshot: Snapshot, specs: Sequence[RequestSpec], options: Options) -
         left = list(numbers)
         while left:
             batch = [specs[number] for number in left]
-            made = _choose(snapshot, batch, options)
+            try:
+                made = _choose(snapshot, batch, options)
+            except Exception as problem:        # a filter's or weigher's own mistake holds up nobody else's request
+                log.exception("the request for server %s cannot be decided", batch[0].server)
+                made = [Choice(Selection(spec.server, [], f"The scheduler could not decide ({type(problem).__name__}); "
+                                                          "its log says more.")) for spec in batch]
             choices.update(zip(left, made, strict=False))
             left = left[len(made):]
     return [choices[number] for number in range(len(specs))]

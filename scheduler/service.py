@@ -60,7 +60,8 @@ def options(conf: cfg.ConfigOpts) -> Options:
 def wants(conf: cfg.ConfigOpts) -> Wants:
     """What of the hosts somebody looks at, as far as it is not read anyway."""
     return Wants(conf.scheduler.default_availability_zone, conf.scheduler.build_failure_pause,
-                 metrics=bool(conf.metrics.weight_setting), images=bool(conf.scheduler.image_props_weight_multiplier))
+                 metrics=bool(conf.metrics.weight_setting),
+                 images=bool(conf.scheduler.image_props_weight_multiplier or conf.scheduler.image_props_weight_setting))
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:

@@ -71,7 +71,7 @@ def _devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | N
 
 
 def _devices_step(snapshot: Snapshot, spec: RequestSpec) -> float:
-    if spec.flavor is None or not snapshot.devices.any():
+    if spec.flavor is None or spec.is_rebuild or not snapshot.devices.any():
         return 0.0
     return float(sum(wish.count for wish in hardware(spec.flavor, spec.image_properties).devices))
 

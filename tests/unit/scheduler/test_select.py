@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.models import Device, Fitting, Flavor, RequestSpec, Selection
 from scheduler.columns import seed
+from scheduler.filters import Check, Filters
 from scheduler.select import Options, examine
 from scheduler.select import select as choose
 from scheduler.snapshot import Group, Parts, Snapshot, Stock
@@ -227,6 +228,18 @@ def test_parts_are_given_to_one_server_each(make_columns: MakeColumns) -> None:
     assert sorted(device for choice in choices[:3] if choice.fitting for device in choice.fitting.devices) == [
         gear[0].address, gear[1].address, gear[1].address]
     assert choices[3].selection.reason == "3 hosts: 3 without free PCI devices (1 of gpu)"
+
+
+def test_a_filters_own_mistake_holds_up_nobody_else(make_columns: MakeColumns) -> None:
+    def fussy(snapshot: Snapshot, spec: RequestSpec) -> Iterator[Check]:
+        yield Check(snapshot.up, f"{1 / spec.resources['VCPU']}")
+
+    chosen = replace(DEFAULT, filters=Filters(((fussy, False),)))
+    first, second, third = select(make_columns(2), [request("a"), request("b", resources={"VCPU": 0}), request("c")],
+                                  chosen)
+    assert first.hosts and third.hosts
+    assert (second.hosts, second.reason) == (
+        [], "The scheduler could not decide (ZeroDivisionError); its log says more.")
 
 
 def test_rebuilds_stay_where_they_are_and_take_nothing(make_columns: MakeColumns) -> None:
