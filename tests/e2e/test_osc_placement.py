@@ -80,38 +80,39 @@ def test_hosts_are_shown_with_what_they_have(host: Host) -> None:
 
 
 def test_what_a_server_holds_is_shown_while_it_holds_it(host: Host) -> None:
-    live = host.live
-    [made] = live.openstack("server create --image empty --flavor m1.small --nic none --wait held" + JSON)
+    live, rest = host.live, host.live.rest()
+    server = rest.create(image=live.image("empty"), flavor=live.flavor("m1.small"))
     try:
-        [found] = host.ask(f"resource provider allocation show {made['id']}")
-        assert [one["resources"] for one in found] == [{"VCPU": 1, "MEMORY_MB": 2048, "DISK_GB": 20}]
-        project = live.seed.demo.session.get_project_id()
-        [usage] = host.ask(f"resource usage show {project}")
+        rest.await_status(server, "ACTIVE")
+        held, usage = host.ask(f"resource provider allocation show {server}",
+                               f"resource usage show {live.seed.demo.session.get_project_id()}")
+        assert [one["resources"] for one in held] == [{"VCPU": 1, "MEMORY_MB": 2048, "DISK_GB": 20}]
         assert {one["resource_class"]: one["usage"] for one in usage}["MEMORY_MB"] >= 2048
     finally:
-        live.openstack("server delete --wait held")
-    assert host.ask(f"resource provider allocation show {made['id']}") == [[]]
+        rest.call("DELETE", f"/servers/{server}")
+        rest.await_gone(server)
+    assert host.ask(f"resource provider allocation show {server}") == [[]]
 
 
 def test_servers_follow_what_is_set_by_hand(special: Host) -> None:
-    live, flavor = special.live, f"gold-{uuid.uuid4().hex[:8]}"
-    live.openstack(f"flavor create --ram 64 --disk 1 --vcpus 1 --property trait:CUSTOM_GOLD=required "
-                   f"--property resources:CUSTOM_LICENCE=1 {flavor} -f json", cloud=ADMIN)
-    names = [f"{flavor}-{number}" for number in range(3)]
+    live, rest, admin = special.live, special.live.rest(), special.live.rest("kilonova-admin")
+    [made] = live.openstack(f"flavor create --ram 64 --disk 1 --vcpus 1 --property trait:CUSTOM_GOLD=required "
+                            f"--property resources:CUSTOM_LICENCE=1 gold-{uuid.uuid4().hex[:8]}" + JSON, cloud=ADMIN)
+    servers = [rest.create(image=live.image("empty"), flavor=made["id"]) for _ in range(2)]
     try:
-        for name in names[:2]:
-            live.openstack(f"server create --image empty --flavor {flavor} --nic none --wait {name}" + JSON)
-            [shown] = live.openstack(f"server list --all-projects --name {name} --long" + JSON, cloud=ADMIN)
-            assert [one["Host"] for one in shown] == ["one"]
+        for server in servers:
+            rest.await_status(server, "ACTIVE")
+            assert admin.server(server)["OS-EXT-SRV-ATTR:host"] == "one"
         assert special.stock()["CUSTOM_LICENCE"]["used"] == 2
         assert "in use" in special.refused("resource provider inventory delete --resource-class CUSTOM_LICENCE {}")
         assert special.ask("allocation candidate list --resource CUSTOM_LICENCE=1") == [[]]
-        live.type(f"server create --image empty --flavor {flavor} --nic none --wait {names[2]}")
-        [third] = live.openstack(f"server show {names[2]}" + JSON)
-        assert third["status"] == "ERROR" and "CUSTOM_LICENCE" in str(third["fault"])
+        servers.append(rest.create(image=live.image("empty"), flavor=made["id"]))
+        assert "CUSTOM_LICENCE" in rest.await_status(servers[2], "ERROR")["fault"]["message"]
     finally:
-        live.type(*(f"server delete --wait {name}" for name in names))
-        live.openstack(f"flavor delete {flavor}", cloud=ADMIN)
+        for server in servers:
+            rest.call("DELETE", f"/servers/{server}")
+            rest.await_gone(server)
+        live.openstack(f"flavor delete {made['id']}", cloud=ADMIN)
     live.judge()
 
 
