@@ -19,7 +19,9 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
     "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
-    "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc"}
+    "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc",
+    "scheduler.enabled_weighers", "scheduler.image_props_weight_setting", "metrics.weight_setting",
+    "placement.policy_file"}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:
@@ -43,7 +45,7 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
     if isinstance(option, (cfg.IntOpt, cfg.FloatOpt, cfg.PortOpt)):
         found.append(("seven", "seven"))
         if getattr(kind, "min", None) is not None:
-            found.append((str(kind.min - 1), str(kind.min)))
+            found.append((str(kind.min - 1), f"{kind.min:g}"))
         if getattr(kind, "max", None) is not None:
             found.append((str(kind.max + 1), str(kind.max)))
     elif getattr(kind, "choices", None):
