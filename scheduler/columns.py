@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,39 +17,12 @@ from numpy.typing import NDArray
 from common.models import Cell, Device, Fitting
 from common.store.host_states import HostRows, Rows
 from common.wire import from_wire
+from scheduler.shared import Shared
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
 T = TypeVar("T")
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
-
-
-class Shared(Generic[T]):
-    """Values that many hosts have in common, each made once and known by its number; 0 is what nobody has yet."""
-
-    def __init__(self, make: Callable[[Any], T], nothing: T) -> None:
-        self._make = make
-        self._nothing = nothing
-        self._numbers: dict[Hashable, int] = {}
-        self.values: list[T] = [nothing]
-
-    def number(self, key: Hashable) -> int:
-        """The number of what is made of the key."""
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.values)
-            self.values.append(self._make(key))
-        return number
-
-    def forget(self, column: Numbers) -> Numbers:
-        """The column renumbered, values that it does not have let go."""
-        if not column.size:
-            return column
-        used, renumbered = np.unique(column, return_inverse=True)
-        places = {int(old): new for new, old in enumerate(used[used > 0], start=1)}
-        self.values = [self._nothing, *(self.values[old] for old in places)]
-        self._numbers = {key: places[number] for key, number in self._numbers.items() if number in places}
-        return renumbered.astype(np.int64) + int(used[0] != 0)
 
 
 class HostParts(Mapping[int, Parts]):

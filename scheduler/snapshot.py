@@ -8,7 +8,7 @@ a filter looks at each distinct value once, however many hosts there are.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -175,8 +175,3 @@ class Snapshot:
         if fitting is not None and row in self.parts:
             self.parts[row] = replace(self.parts[row], held=[*self.parts[row].held, fitting])
             self.devices[row] -= len(fitting.devices)
-
-
-def of_kinds(snapshot: Snapshot, question: Callable[[Mapping[str, Any]], bool]) -> Mask:
-    """The hosts of whose facts this is true; each distinct set of facts is asked once."""
-    return np.array([question(facts) for facts in snapshot.facts], np.bool_)[snapshot.kinds]

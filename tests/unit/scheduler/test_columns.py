@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from common.models import Cell, Device, FittedCell, Fitting, RequestSpec
 from common.store import schema
 from common.wire import to_wire
-from scheduler.columns import Shared
 from scheduler.hosts import Hosts, Wants
 from scheduler.proposals import Proposals
+from scheduler.shared import Shared
 from tests.unit.scheduler.conftest import Cloud, options
 
 ONE = {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 10}
