@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """gunicorn with threads, configured by us alone: no command line, no file of its own.
 
-Used by the ``service.py`` of the API and of the metadata service. The application is made in each worker, after the
-fork. On TERM a worker finishes what it has in hand and ends at once, whatever threads the libraries still have.
+Used by the ``service.py`` of the API, of the metadata and of the placement service. The application is made in each
+worker, after the fork. On TERM a worker finishes what it has in hand and ends at once, whatever threads the libraries
+still have.
 """
 from __future__ import annotations
 
@@ -16,6 +17,15 @@ from gunicorn.app.base import BaseApplication
 KEEP_ALIVE = 75          # seconds that an idle connection of a client stays open
 TIMEOUT = 120            # seconds after which a worker that does not answer the master is replaced
 GRACE = 8                # seconds for requests in hand after TERM
+PATIENCE = 10            # seconds for the next bytes of a request
+
+
+def patient(application: Any) -> Any:
+    """The application, where a client that stalls in the middle of a request is cut off: it would hold a thread."""
+    def entry(environ: dict[str, Any], start_response: Any) -> Any:
+        environ["gunicorn.socket"].settimeout(PATIENCE)
+        return application(environ, start_response)
+    return entry
 
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types

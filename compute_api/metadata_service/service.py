@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process kilonova-metadata: tells guests who they are, over HTTP, through the network service's proxy.
 
-Reads the database and asks nobody else. A client that stalls in the middle of a request is cut off, since it would
-hold a thread.
+Reads the database and asks nobody else.
 """
 from __future__ import annotations
 
@@ -13,10 +12,9 @@ from typing import Any
 from oslo_config import cfg
 
 from common import config, service
-from compute_api.serving import Server
+from compute_api.serving import Server, patient
 
 logger = logging.getLogger(__name__)
-PATIENCE = 10            # seconds for the next bytes of a request
 
 _opened: list[Any] = []
 
@@ -30,13 +28,8 @@ def application(conf: cfg.ConfigOpts) -> Any:
     own = conf.metadata
     store = Store(conf.database.url, pool=own.threads)
     _opened.append(store)
-    served = app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
-                        Rate(own.rate))
-
-    def patient(environ: dict[str, Any], start_response: Any) -> Any:
-        environ["gunicorn.socket"].settimeout(PATIENCE)
-        return served(environ, start_response)
-    return patient
+    return patient(app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
+                              Rate(own.rate)))
 
 
 def close() -> None:

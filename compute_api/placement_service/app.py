@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import falcon
 import orjson
+from gunicorn.http.errors import ParseException
 
 from common import errors, ids
 from common.clock import SECOND
@@ -177,7 +178,10 @@ def _body_of(req: HttpRequest) -> Any:
     chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
     if (req.content_length or 0) > MAX_BODY:
         raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
-    data = (req.stream if chunked else req.bounded_stream).read(MAX_BODY + 1)
+    try:
+        data = (req.stream if chunked else req.bounded_stream).read(MAX_BODY + 1)
+    except (OSError, ParseException) as problem:
+        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
     if len(data) > MAX_BODY:
         raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
     if b"\\u0000" in data:

@@ -11,7 +11,7 @@ from typing import Any
 from oslo_config import cfg
 
 from common import service
-from compute_api.serving import Server
+from compute_api.serving import Server, patient
 
 _opened: list[Any] = []
 
@@ -23,7 +23,7 @@ def application(conf: cfg.ConfigOpts) -> Any:
     from compute_api.placement_service import app, faults
     store = Store(conf.database.url, pool=conf.placement.threads)
     _opened.append(store)
-    return tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body)
+    return patient(tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body))
 
 
 def close() -> None:
