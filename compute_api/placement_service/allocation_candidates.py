@@ -24,7 +24,7 @@ _ALONE = "Kilonova looks for providers that can give everything alone, as its ho
 
 
 def index(request: Request) -> Answer:
-    """At most seven statements, whatever is found."""
+    """At most eight statements, whatever is found."""
     suffix, wanted = _wanted(request)
     limit = request.first("limit")
 

@@ -34,7 +34,7 @@ def view(request: Request, row: Row[Any]) -> Body:
 
 
 def index(request: Request) -> Answer:
-    """At most three statements: are the traits and classes known, and the list."""
+    """At most four statements: are the classes and traits known, and the list."""
     values, version = request.query, request.version
     members = queries.members(values.get("member_of", []), version)
     required = queries.traits(values.get("required", []), version)
@@ -54,7 +54,7 @@ def index(request: Request) -> Answer:
 
 
 def refuse_unknown(tx: Connection, wanted: Wanted) -> None:
-    """Raises BadRequest for traits and classes that there are none of; at most two statements."""
+    """Raises BadRequest for traits and classes that there are none of; at most three statements."""
     queries.refuse_unknown("class", resource_classes.unknown(tx, wanted.resources))
     names = frozenset().union(wanted.forbidden, wanted.root_forbidden, *wanted.required, *wanted.root_required)
     queries.refuse_unknown("trait", traits.unknown(tx, names))

@@ -33,7 +33,7 @@ def _filter(text: str | None) -> Any:
 
 
 def show(request: Request, name: str) -> Answer:
-    """One or two statements."""
+    """At most three statements."""
     return Answer(modified=request.read(traits.show, name))
 
 

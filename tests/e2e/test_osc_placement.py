@@ -3,6 +3,7 @@
 servers, what they set by hand and what schedulers make of it, and what they are refused."""
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,3 +185,16 @@ def test_users_are_refused(host: Host) -> None:
     commands = ("resource provider list", "resource provider show {}", "trait list", "resource class list",
                 "resource provider delete {}", "allocation candidate list --resource VCPU=1")
     assert host.refused("\n".join(commands), cloud="kilonova").count("HTTP 403") == len(commands)
+
+
+def test_broken_requests_are_answered(host: Host) -> None:
+    token = host.live.seed.admin.session.get_token()
+    head = (f"POST /resource_providers HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Auth-Token: {token}\r\n"
+            "Content-Type: application/json\r\n")
+    for rest in ("Transfer-Encoding: chunked\r\n\r\nzz\r\nabc", "Content-Length: 100\r\n\r\n{",
+                 "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", "Content-Length: x\r\n\r\n{}"):
+        with socket.create_connection(("127.0.0.1", host.live.cloud.ports.placement), 30) as client:
+            client.sendall((head + rest).encode())
+            client.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 "), (rest, answer[:300])

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kilonova-placement as a process: who is believed at its socket, and that it ends when told."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.store import schema
+from common.store.engine import Store
+from tests.api.test_metadata_process import free_port
+
+FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id": "admin", "X-Roles": "admin"}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Where the process answers; nobody answers for tokens."""
+    store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_port()
+    schema.metadata.create_all(store.engine)
+    store.close()
+    (tmp_path / "kilonova.conf").write_text(
+        f"[database]\nurl = {store.url}\n[placement]\nport = {port}\n"
+        f"[identity]\nauth_url = http://127.0.0.1:{free_port()}/v3\n")
+    notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notices.bind(str(tmp_path / "notify"))
+    notices.settimeout(30)
+    with notices:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "compute_api.placement_service.service"],
+            env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf"),
+                 "NOTIFY_SOCKET": str(tmp_path / "notify")})
+        assert b"READY=1" in notices.recv(1000)
+    yield f"http://127.0.0.1:{port}"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def get(url: str, **headers: str) -> tuple[int, Any]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, json.load(refusal)
+
+
+def test_nobody_is_believed_without_the_identity_service(url: str) -> None:
+    status, body = get(url)
+    assert (status, body["versions"][0]["max_version"]) == (200, "1.39")
+    for headers, wanted in (({}, 401), (FORGED, 401), ({"X-Auth-Token": "some"}, 503),
+                            ({**FORGED, "X-Auth-Token": "some"}, 503)):
+        status, body = get(f"{url}/resource_providers", **headers)
+        assert (status, body["errors"][0]["status"]) == (wanted, wanted), headers
