@@ -37,7 +37,10 @@ def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
     fresh, specs = any(run.data.get("claims_lost") for run in runs), []
     for run in runs:
         try:
-            specs.append(spec_of(run))
+            wanted = spec_of(run)
+            assert wanted.flavor is not None
+            hardware(wanted.flavor, wanted.image_properties)    # claim and host read it too; here it may still refuse
+            specs.append(wanted)
         except errors.BadRequest as problem:
             run.fail(problem.text)
     by_server = {selection.server: selection for selection in engine.post.select(specs, fresh)} if specs else {}

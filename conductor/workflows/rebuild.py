@@ -18,6 +18,8 @@ from common.wire import to_wire
 from conductor import guest, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
+TELL = "rebuild"
+
 
 def _runs_after(run: Run) -> bool:
     """A stopped server stays off."""
@@ -42,7 +44,6 @@ def _check(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
         if run.selection is None:
             run.again_in(0)
         elif run.server.host not in run.selection.hosts:
-            run.data["refused"] = True
             placing.refuse(run)
 
 
@@ -63,9 +64,9 @@ def _rebuilt(tx: Connection, run: Run, result: Result) -> None:
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    """Refused before the host was asked: as it was. Later the row says the new image already: only another rebuild, or
+    """Refused before the host was told: as it was. Later the row says the new image already: only another rebuild, or
     a look by its owner, makes that true."""
-    if run.data.get("refused"):
+    if run.action.step != TELL and _has_another_image(run):
         run.set(**run.action.args["before"])
     else:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
@@ -74,5 +75,5 @@ def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> No
 REBUILD = Workflow("rebuild", failed=_failed, steps=(
     Step("check", "before anything is touched: the new image may ask for what this host has not",
          propose=_propose, apply=_check, needed=_has_another_image),
-    Step("rebuild", "one command: the old disk goes when the new one is sure", command=_rebuild, before=_may_run,
+    Step(TELL, "one command: the old disk goes when the new one is sure", command=_rebuild, before=_may_run,
          done=_rebuilt),))

@@ -201,6 +201,18 @@ def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_i
     assert cloud.findings() == []
 
 
+def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cloud: Cloud) -> None:
+    server = cloud.create()[0]
+    cloud.settle()
+    rebuild(cloud, server, {"hw_mem_page_size": "nonsense"})
+    cloud.settle()
+    after = cloud.show(server)
+    assert (after.vm_state, after.task_state, after.image_id, after.name) == (states.ACTIVE, None, None, "s")
+    failed = cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+    assert (failed.state, "hw_mem_page_size" in failed.message) == ("failed", True)
+    assert cloud.findings() == []
+
+
 def test_a_rebuild_asks_only_what_depends_on_the_image(cloud: Cloud) -> None:
     """A full and disabled host rebuilds what it has."""
     server = cloud.create(host="h2", flavor=Flavor("2", "whole", 16, 1024, 1))[0]
