@@ -70,6 +70,8 @@ def _check(request: Request, groups: dict[str, dict[str, list[str]]]) -> None:
     if not given:
         raise BadQuery("At least one request group (`resources` or `resources{$S}`) is required.",
                        "placement.query.missing_value")
+    if "same_subtree" in request.query:
+        raise errors.BadRequest(f"same_subtree is not supported. {_ALONE}")
     if len(given) < len(groups):
         raise BadQuery("All request groups must specify resources.")
     if len([suffix for suffix in given if suffix]) > 1 and "group_policy" not in request.query:
@@ -78,8 +80,6 @@ def _check(request: Request, groups: dict[str, dict[str, list[str]]]) -> None:
     if len(groups) > 1:
         names = ", ".join(f"resources{suffix}" for suffix in sorted(groups))
         raise errors.BadRequest(f"Several groups of resources are not supported: {names}. {_ALONE}")
-    if "same_subtree" in request.query:
-        raise errors.BadRequest(f"same_subtree is not supported. {_ALONE}")
 
 
 def _request(version: int, provider_uuid: str, suffix: str, wanted: Wanted) -> Body:

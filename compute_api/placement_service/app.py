@@ -39,7 +39,7 @@ class State:
 
     request_id: str
     version: int = versions.MIN
-    caller: RequestContext
+    caller = RequestContext(user_id="", project_id="", roles=(), request_id="")        # nobody
 
 
 class HttpRequest(falcon.Request):
@@ -114,8 +114,8 @@ class Endpoint:
         route = self._row(req.method, req.context.version)
         if any("\x00" in value for value in params.values()):
             raise errors.NotFound("The resource could not be found.")
-        request = Request(getattr(req.context, "caller", None), req.context.version, self._store,  # type: ignore[arg-type]  # the versions need none
-                          self._policy, query_of(req.query_string), req.prefix, req.root_path)
+        request = Request(req.context.caller, req.context.version, self._store, self._policy,
+                          query_of(req.query_string), req.prefix, req.root_path)
         _check_type(req, route)
         if route.rule:
             request.require(route.rule)
