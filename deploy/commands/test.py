@@ -32,7 +32,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "e2e": (),              # starts clouds of its own
     "bench": (),            # only when named; starts servers of its own
 }
-MODULES = {"lint": "deploy.lint", "bench": "tests.bench.figures"}     # rings that are not pytest's
+MODULES = {"lint": "deploy.lint", "bench": "tests.bench"}     # rings that are not pytest's
 NO_TESTS = 5                # pytest's status
 
 

@@ -59,8 +59,7 @@ def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -
     if spec.is_rebuild:         # it has its place; only the traits that its new image asks for are news
         yield from traits(snapshot, *_traits_of_image(spec))
         return
-    if spec.force_host is None:
-        yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
+    yield from traits(snapshot, spec.required_traits, spec.forbidden_traits)
     yield from resources(snapshot, spec)
     yield from group(snapshot, spec)
     yield from parts(snapshot, spec, passing, count)
@@ -91,9 +90,9 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
             yield Check(np.zeros(len(snapshot.names), np.bool_), f"without {name}")
             continue
         yield Check(stock.most > 0, f"without {name}")
+        yield Check(stock.free >= amount, f"short of {name}", amount, stock.free, stock.free // amount)
         allowed = (amount >= stock.least) & (amount <= stock.most) & (amount % stock.step == 0)
         yield Check(allowed, f"not able to give one server {amount} of {name}")
-        yield Check(stock.free >= amount, f"short of {name}", amount, stock.free, stock.free // amount)
 
 
 def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

@@ -37,8 +37,10 @@ PLACES = {
     "gevent": (),
     "mock": (),
 }
-PURE = tuple(f"common/{name}.py" for name in (
-    "states", "models", "errors", "ids", "clock", "wire", "instance_data"))
+PURE = (*(f"common/{name}.py" for name in (
+            "states", "models", "errors", "ids", "clock", "wire", "instance_data", "request_spec")),
+        *(str(path.relative_to(ROOT)) for folder in ("hardware", "numa")
+          for path in sorted((ROOT / "common" / folder).glob("*.py"))))
 
 #: Files that start threads or sleep outside a service.py, and why.
 THREADS = {

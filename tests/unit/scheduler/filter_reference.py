@@ -323,8 +323,9 @@ def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) ->
         wanted = {name[6:] for name in spec.image_properties if name.startswith("trait:")}
         return wanted <= host.traits and all(
             REFERENCE[name](host, spec, world) for name in enabled if name in ON_REBUILD)
-    promised = resources(host, spec, world) and all(REFERENCE[name](host, spec, world) for name in PROMISED)
+    promised = traits(host, spec, world) and resources(host, spec, world) and all(
+        REFERENCE[name](host, spec, world) for name in PROMISED)
     if spec.force_host is not None:
         return promised and host.served and host.up and not host.forced_down
-    return (promised and availability_zone(host, spec, world) and traits(host, spec, world)
-            and not_failing(host, spec, world) and all(REFERENCE[name](host, spec, world) for name in enabled))
+    return (promised and availability_zone(host, spec, world) and not_failing(host, spec, world)
+            and all(REFERENCE[name](host, spec, world) for name in enabled))

@@ -177,11 +177,12 @@ def test_the_example_for_third_parties_in_the_documentation_works(tmp_path: Path
 def test_a_forced_host_is_not_asked_what_the_operator_enabled() -> None:
     hosts = [Host("host0", disabled=True, servers=99, failures=9, waits=60,
                   free={"VCPU": 0}, units={"VCPU": (1, 8, 1)}), Host("host1")]
-    forced = request(force_host="host0", required_traits=["CUSTOM_FAST"])
+    forced = request(force_host="host0")
     assert told(hosts, forced, "ComputeFilter", "NumInstancesFilter") == {
         "host1": "not the requested host", "": "not the requested host"}
     assert told(hosts, replace(forced, resources={"VCPU": 1}), "ComputeFilter")["host0"] == (
         "short of VCPU (need 1, free 0)")
+    assert told(hosts, replace(forced, required_traits=["CUSTOM_FAST"]))["host0"] == "without the trait CUSTOM_FAST"
     grouped = World([], "anti-affinity")
     hosts[0].in_group = 1
     assert told(hosts, replace(forced, group="group"), world=grouped)["host0"] == "with a server of the group"
