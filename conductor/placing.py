@@ -51,7 +51,7 @@ def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
 def claim(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
     """Claim for each run the first proposed host that still fits; the others ask again or fail with reasons."""
     wishes = {run.server.id: _wish(run, spec_of(run)) for run in runs}
-    allocations.claim(tx, list(wishes.values()), engine.patience)
+    allocations.claim(tx, list(wishes.values()), engine.patience, engine.default_zone)
     placed: list[dict[str, Any]] = []
     for run in runs:
         wish = wishes[run.server.id]
@@ -91,7 +91,8 @@ def _wish(run: Run, spec: RequestSpec) -> allocations.Wish:
     wanted = hardware(spec.flavor, spec.image_properties)
     parts: Hardware | None = wanted if wanted.needs_fitting else None
     return allocations.Wish(run.server.id, run.server.project_id, run.server.user_id, spec.resources, hosts,
-                            forced=spec.force_host is not None, group=spec.group, hardware=parts)
+                            forced=spec.force_host is not None, zone=spec.availability_zone, group=spec.group,
+                            hardware=parts)
 
 
 def _ask_again(run: Run, wish: allocations.Wish) -> None:

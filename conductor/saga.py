@@ -123,6 +123,7 @@ class Engine:
     spread: Spread = one_by_one
     vault: Vault = field(default_factory=lambda: Vault(""))
     patience: Patience = Patience()
+    default_zone: str = "nova"
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
     fault_point: Callable[[str, str, str], None] = no_fault

@@ -235,6 +235,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         vif_plugging_timeout=conf.network.vif_plugging_timeout,
         vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
         patience=Patience(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
+        default_zone=conf.scheduler.default_availability_zone,
         shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval)
 
     def settle_in(tx: Connection) -> None:

@@ -17,10 +17,11 @@ from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
 from common.store import allocations, inventories
+from common.store import zones as zones_of
 from common.store.engine import for_update, now
 from common.store.schema import aggregate_hosts, aggregates, guests, servers
 
-ZONE = "availability_zone"
+ZONE = zones_of.KEY
 _MEMBER = aggregate_hosts.c
 
 
@@ -41,7 +42,7 @@ def show(tx: Connection, number: int) -> tuple[Row[Any], list[str]]:
 
 def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
     """Host to availability zone (of all hosts, or of these); who is in no aggregate that is one is in ``default``."""
-    return _Zones(_zones(tx, hosts), default)
+    return _Zones(zones_of.hosts(tx, hosts), default)
 
 
 class _Zones(dict[str, str]):
@@ -176,7 +177,7 @@ def _checked(zone: str | None, refused: str, aggregate: str) -> str:
 def _check_zone(tx: Connection, number: int, hosts: Sequence[str], before: str | None, after: str | None, default: str,
                 refusal: Callable[[str], errors.Problem]) -> None:
     """May this aggregate give these hosts, whose providers are locked, the zone ``after`` instead of ``before``?"""
-    others = _zones(tx, hosts, but=number)
+    others = zones_of.hosts(tx, hosts, but=number)
     taken = sorted({zone for zone in others.values() if after is not None and zone != after})
     if taken:
         raise refusal(f"One or more hosts already in availability zone(s) {taken}")
@@ -194,16 +195,6 @@ def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
     placed = sa.select(guests.c.host).where(guests.c.host.in_(hosts), guests.c.wanted != "absent")
     shown = sa.select(servers.c.host).where(servers.c.host.in_(hosts), servers.c.deleted == 0)
     return sorted(set(tx.scalars(sa.union(placed, shown))))
-
-
-def _zones(tx: Connection, hosts: Iterable[str] | None = None, but: int | None = None) -> dict[str, str]:
-    """Host to zone, as aggregates (except one) say."""
-    query = sa.select(_MEMBER.host, aggregates.c.meta).join(aggregates, aggregates.c.id == _MEMBER.aggregate_id)
-    if hosts is not None:
-        query = query.where(_MEMBER.host.in_(sorted(set(hosts))))
-    if but is not None:
-        query = query.where(aggregates.c.id != but)
-    return {row.host: row.meta[ZONE] for row in tx.execute(query) if row.meta.get(ZONE)}
 
 
 # --- rows ---

@@ -18,7 +18,7 @@ from common import numa
 from common.clock import SECOND
 from common.hardware import Hardware
 from common.models import Cell, Device, Fitting
-from common.store import server_groups
+from common.store import server_groups, zones
 from common.store.engine import for_update, insert_many, now
 from common.store.schema import allocations, consumers, guests, hosts, inventories, providers
 from common.wire import from_wire
@@ -28,8 +28,9 @@ from common.wire import from_wire
 class Wish:
     """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then.
 
-    forced: an operator insists on the host, also when builds fail there. group: its server group. hardware: when it
-    asks for particular parts of the host, ``fitting`` says which it got. tried: builds failed on the host before this
+    forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may have
+    moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of the
+    host, ``fitting`` says which it got. tried: builds failed on the host before this
     claim. refused: why the last host looked at was not it.
     """
 
@@ -39,6 +40,7 @@ class Wish:
     resources: dict[str, int]
     hosts: list[str]
     forced: bool = False
+    zone: str | None = None
     group: str | None = None
     hardware: Hardware | None = None
     host: str | None = field(default=None)
@@ -88,11 +90,14 @@ class _Host:
     on_trial: bool
     rooms: dict[str, _Room] = field(default_factory=dict)
     parts: _Parts | None = None
+    zone: str | None = None
 
     def refuses(self, wish: Wish, amounts: Mapping[str, int], group: server_groups.Hard | None, name: str) -> str:
         """Why the wish cannot have this host; "" when it can, with its fitting set."""
         if self.left_out and not wish.forced:
             return "builds fail there"
+        if wish.zone is not None and wish.zone != self.zone and not wish.forced:
+            return f"not in zone {wish.zone}"
         short = next((one for one, amount in amounts.items()
                       if one not in self.rooms or not self.rooms[one].fits(amount)), None)
         if short is not None:
@@ -115,7 +120,7 @@ class _Host:
         self.left_out = self.left_out or (self.on_trial and not wish.forced)
 
 
-def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = None) -> None:
+def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = None, default_zone: str = "nova") -> None:
     """Give each wish the first of its hosts that still fits; those that fit nowhere keep ``host`` None.
 
     Only the hosts named first by some wish are locked; a later alternate counts when it is among them.
@@ -126,6 +131,10 @@ def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = No
         return
     groups = server_groups.lock_hard(tx, {wish.group for wish in wishes if wish.group and wish.hosts})
     locked = _hosts(tx, wanted, patience or Patience(), any(wish.hardware is not None for wish in wishes))
+    if any(wish.zone is not None for wish in wishes):
+        found = zones.hosts(tx, wanted)
+        for name, host in locked.items():
+            host.zone = found.get(name, default_zone)
     rows, holders, trials = [], [], set()
     for wish in wishes:
         amounts = {name: amount for name, amount in wish.resources.items() if amount}

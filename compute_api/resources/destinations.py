@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common import errors
-from common.store import aggregates, hosts
-from compute_api.resources.servers import zones
+from common.store import aggregates, hosts, zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,13 @@ def found(tx: Any, where: Destination, default_zone: str) -> Destination:
         if where.node in (None, row["hypervisor_hostname"]):
             name = str(row["name"])
             own = where.forced and where.zone is not None
-            return replace(where, host=name, zone=aggregates.zones(tx, default_zone)[name] if own else where.zone)
+            return replace(where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name] if own else where.zone)
     raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.")
 
 
 def check_zone(tx: Any, zone: str, default_zone: str) -> None:
     """Raises BadRequest when there is no such zone, or no enabled host in it."""
-    if zone not in zones(tx, default_zone):
+    if not zones.is_open(tx, zone, default_zone):
         raise errors.BadRequest("The requested availability zone is not available")
 
 
@@ -76,5 +75,5 @@ def check_back(tx: Any, zone: str | None, host: str | None, default_zone: str) -
     if host is None:
         return
     found(tx, Destination(host=host), default_zone)
-    if zone is not None and aggregates.zones(tx, default_zone)[host] != zone:
+    if zone is not None and aggregates.zones(tx, default_zone, [host])[host] != zone:
         raise errors.Conflict(f"Host {host} is not in the availability zone {zone}.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import clock, errors, states
-from common.store import actions, aggregates, server_groups, servers, services
+from common.store import actions, server_groups, servers
 from common.store.servers import Wanted
 from compute_api.microversions import Range
 from compute_api.request import Request
@@ -257,9 +257,3 @@ def _begin_first(tx: Any, rows: Sequence[states.Action], server_id: str, request
         except errors.WrongState:
             continue
     return actions.begin(tx, last, server_id, context=request.context, project_id=request.scope)
-
-
-def zones(tx: Any, default: str) -> set[str]:
-    """The availability zones that have an enabled host."""
-    by_host = aggregates.zones(tx, default)
-    return {by_host[row.host] for row in services.list_all(tx, binary=services.COMPUTE) if not row.disabled}

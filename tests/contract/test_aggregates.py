@@ -13,7 +13,7 @@ from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
-from common.store import aggregates, allocations, guests, host_images, hosts, schema, services, upgrades
+from common.store import aggregates, allocations, guests, host_images, hosts, schema, services, upgrades, zones
 from common.store.engine import Store
 
 ROUNDS = 8
@@ -53,12 +53,12 @@ def at_once(*works: Callable[[], Any]) -> list[errors.Problem | None]:
         return list(pool.map(one, works))
 
 
-def place(store: Store, host: str) -> Callable[[], None]:
+def place(store: Store, host: str, zone: str | None = None) -> Callable[[], None]:
     """A claim of one server on this host, and its guest."""
     server = ids.new()
 
     def work(tx: Any) -> None:
-        wish = allocations.Wish(server, "p", "u", {"VCPU": 1}, [host])
+        wish = allocations.Wish(server, "p", "u", {"VCPU": 1}, [host], zone=zone)
         allocations.claim(tx, [wish])
         if wish.host is None:
             raise errors.Conflict("No valid host was found.")
@@ -74,8 +74,8 @@ def test_two_zones_that_want_the_same_host_at_the_same_moment_do_not_both_get_it
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
-        zones = [make(store, f"{zone}-{number}", zone) for zone in ("az1", "az2")]
-        refused = at_once(*(joins(store, zone, host) for zone in zones))
+        both = [make(store, f"{zone}-{number}", zone) for zone in ("az1", "az2")]
+        refused = at_once(*(joins(store, zone, host) for zone in both))
         assert [type(problem) for problem in refused if problem] == [errors.Conflict]
 
 
@@ -99,6 +99,41 @@ def test_a_server_that_is_placed_while_its_host_moves_to_another_zone(store: Sto
         assert claimed is None
         members = store.read(lambda tx, zone=zone: aggregates.show(tx, zone)[1])
         assert members == ([] if moved else [host])
+
+
+def test_a_server_for_a_zone_that_is_placed_while_its_host_moves_to_another(store: Store) -> None:
+    """What was proposed may be of before the move: the claim sees the zone as it is under its lock."""
+    for number in range(ROUNDS):
+        host = f"h{number}"
+        new_host(store, host)
+        claimed, moved = at_once(place(store, host, "nova"), joins(store, make(store, f"zone-{number}", "az1"), host))
+        assert [claimed is None, moved is None].count(True) == 1
+
+
+def test_a_claim_asks_for_the_zone_that_was_wanted(store: Store) -> None:
+    for host in ("h1", "h2"):
+        new_host(store, host)
+    make(store, "zone", "az1", "h1")
+    place(store, "h1", "az1")()
+    place(store, "h2", "nova")()
+    for host, zone in (("h1", "nova"), ("h2", "az1")):
+        with pytest.raises(errors.Conflict):
+            place(store, host, zone)()
+
+
+def test_a_zone_is_open_while_an_enabled_host_is_in_it(store: Store) -> None:
+    def is_open(zone: str) -> bool:
+        return store.read(lambda tx: zones.is_open(tx, zone, "nova"))
+    assert not is_open("nova")
+    new_host(store, "h1")
+    make(store, "empty", "az2")
+    make(store, "rack", None, "h1")
+    assert [is_open(zone) for zone in ("nova", "az1", "az2")] == [True, False, False]
+    make(store, "zone", "az1", "h1")
+    assert [is_open(zone) for zone in ("nova", "az1", "az2")] == [False, True, False]
+    [service] = store.read(lambda tx: services.list_all(tx, "h1"))
+    store.write(lambda tx: services.set_state(tx, service.uuid, disabled=True))
+    assert not is_open("az1")
 
 
 def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> None:
