@@ -102,7 +102,12 @@ class Columns:
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
-        _, known = self.positions(ids)
+        at, known = self.positions(ids)
+        others = [row.id for row, place, was in zip(rows.providers, at.tolist(), known.tolist(), strict=True)
+                  if was and self.base.names[place] != row.host]
+        if others:                              # SQLite gives the number of a provider that is gone to a new one
+            self.drop(others)
+            _, known = self.positions(ids)
         if not known.all():
             self._arrange({**dict(zip(self.ids.tolist(), self.base.names, strict=True)),
                            **{row.id: row.host for row in rows.providers}})
@@ -117,7 +122,7 @@ class Columns:
             self.images.setdefault(provider, {})[image] = number
         return not known.all()
 
-    def keep(self, gone: Sequence[int]) -> None:
+    def drop(self, gone: Sequence[int]) -> None:
         """Forget the hosts of these providers."""
         left = dict(zip(self.ids.tolist(), self.base.names, strict=True))
         for provider in gone:

@@ -141,7 +141,7 @@ class Hosts:
         if host_states.count(tx) == columns.ids.size:
             return False
         gone = sorted(set(columns.ids.tolist()) - set(host_states.ids(tx)))
-        columns.keep(gone)
+        columns.drop(gone)
         return bool(gone)
 
     def _read_extras(self, tx: Connection, moment: float) -> None:

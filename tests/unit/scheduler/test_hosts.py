@@ -175,3 +175,20 @@ def test_no_host_is_only_said_after_reading_again(cloud: Cloud, fresh: bool) -> 
         tx.execute(sa.delete(schema.allocations))
         tx.execute(sa.update(schema.providers).values(changed_at=cloud.clock.micros()))
     assert Proposals(hosts, options()).select([request()], fresh)[0].hosts == ["a"]
+
+
+def test_a_host_with_the_number_of_one_that_is_gone_is_another(cloud: Cloud) -> None:
+    """SQLite gives the highest number out again."""
+    cloud.host("a")
+    cloud.host("old", vcpus=8)
+    hosts = hosts_of(cloud)
+    hosts.refresh()
+    with cloud.store.begin() as tx:
+        for table in (schema.providers, schema.services, schema.heartbeats):
+            tx.execute(sa.delete(table).where(table.c.host == "old"))
+        tx.execute(sa.delete(schema.inventories).where(schema.inventories.c.provider_id == cloud.ids["old"]))
+    cloud.clock.seconds += 1
+    cloud.host("new", vcpus=6)
+    assert cloud.ids["new"] == cloud.ids["old"]
+    assert hosts.refresh(at_once=True)
+    assert hosts.snapshot().names == ["a", "new"] and free(hosts, "new") == 6
