@@ -53,8 +53,9 @@ def found(tx: Any, where: Destination, default_zone: str) -> Destination:
     for row in hosts.list_all(tx, where.host):
         if where.node in (None, row["hypervisor_hostname"]):
             name = str(row["name"])
-            own = where.forced and where.zone is not None
-            return replace(where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name] if own else where.zone)
+            if where.forced and where.zone is not None:
+                return replace(where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name])
+            return replace(where, host=name)
     raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.")
 
 
