@@ -28,10 +28,10 @@ from common.wire import from_wire
 class Wish:
     """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then.
 
-    forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may have
-    moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of the
-    host, ``fitting`` says which it got. tried: builds failed on the host before this
-    claim. refused: why the last host looked at was not it.
+    forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may
+    have moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of
+    the host, ``fitting`` says which it got. tried: builds failed on the host before this claim. refused: why the last
+    host looked at was not it.
     """
 
     consumer: str
