@@ -332,3 +332,29 @@ def test_a_host_that_comes_later_gets_what_waits_for_none(cloud: Cloud) -> None:
     cloud.settle()
     assert cloud.show(server).host == "h4"
     assert to_wire(cloud.findings()) == []
+
+
+def test_a_server_comes_back_to_no_host_that_still_owes_its_old_guest(cloud: Cloud) -> None:
+    """A host that came up again may need a while to remove what it had; until then there is no second guest there."""
+    server = cloud.create()[0]
+    cloud.settle()
+    cloud.ask(server, "shelve", args={"image_id": OTHER_IMAGE, "name": "s-shelved"})
+    cloud.settle()
+    host = cloud.show(server).host
+    cloud.hosts[host].driver.script["ensure_absent"] = [Fail("busy")] * 100
+    cloud.ask(server, "shelveOffload")
+    rounds(cloud, 40)
+    for wanted, state, there in ((host, states.SHELVED_OFFLOADED, None), (None, states.ACTIVE, "another")):
+        cloud.ask(server, "unshelve", args={"zone": None, "host": wanted})
+        rounds(cloud, 10)
+        shown = cloud.show(server)
+        assert (shown.vm_state, shown.task_state) == (state, None)
+        assert (shown.host is None) == (there is None) and shown.host != host
+    cloud.hosts[host].driver.script.clear()
+    cloud.settle()
+    assert cloud.findings() == []
+
+
+def rounds(cloud: Cloud, count: int) -> None:
+    for _ in range(count):
+        cloud.round()
