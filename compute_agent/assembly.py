@@ -63,6 +63,11 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
                  "host that the console service reaches")
 
 
+def copies_at_a_time(workers: int) -> int:
+    """However many whole disks are to be moved, one worker is left for what is quick."""
+    return max(1, workers - 1)
+
+
 def builds_at_a_time(workers: int, most: int) -> int:
-    """However many builds there are, one worker is left for what is quick; ``most`` 0: that is the only limit."""
-    return min(most or workers, max(1, workers - 1))
+    """The copies that may be builds; ``most`` 0: all of them."""
+    return min(most or workers, copies_at_a_time(workers))

@@ -228,7 +228,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
-                  assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds))
+                  assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
+                  assembly.copies_at_a_time(conf.agent.workers))
     consoles = assembly.make_consoles(conf, driver)
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
               "DISK_GB": conf.agent.disk_allocation_ratio}

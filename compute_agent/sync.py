@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LEASE = 30.0                 #: seconds of silence after which nothing is started and hello is said again
 FULL_REPORT = 60.0
 BUILDS = 10                  #: commands that make disks of an image, at a time
+COPIES = 10                  #: commands that move whole disks, builds among them, at a time
 
 
 def _starts(command: Command) -> bool:
@@ -28,6 +29,10 @@ def _starts(command: Command) -> bool:
 
 def _builds(command: Command) -> bool:
     return command.verb in VERBS and VERBS[command.verb].builds
+
+
+def _copies(command: Command) -> bool:
+    return command.verb in VERBS and VERBS[command.verb].copies
 
 
 @dataclass
@@ -41,10 +46,12 @@ class Work:
 
 
 class Agent:
-    """One host's memory of what it is doing. ``builds``: how many builds run at a time; others wait here."""
+    """One host's memory of what it is doing. ``builds``, ``copies``: how many of these run at a time; others wait
+    here."""
 
-    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = BUILDS) -> None:
-        self.host, self.boot_id, self._most_builds = host, boot_id, builds
+    def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = BUILDS,
+                 copies: int = COPIES) -> None:
+        self.host, self.boot_id, self._most_builds, self._most_copies = host, boot_id, builds, copies
         self._journal, self._clock = journal, clock
         self.session = 0
         self._fences = journal.fences()
@@ -84,17 +91,19 @@ class Agent:
             self._work[command.key] = Work(command)
 
     def take(self) -> Work | None:
-        """The next command that may run now: one a server at a time, cancelled ones dropped. A build that is one too
-        many waits, and what is no build overtakes it."""
+        """The next command that may run now: one a server at a time, cancelled ones dropped. A build or a copy
+        that is one too many waits, and what is neither overtakes it."""
         running = [work.command for work in self._work.values() if work.running]
         busy = {command.server for command in running}
         full = sum(map(_builds, running)) >= self._most_builds
+        crowded = sum(map(_copies, running)) >= self._most_copies
         for key, work in list(self._work.items()):
             if work.running:
                 continue
             if work.cancelled or (_starts(work.command) and not self.has_lease()):
                 del self._work[key]
-            elif work.command.server not in busy and not (full and _builds(work.command)):
+            elif work.command.server not in busy and not (full and _builds(work.command)
+                                                          or crowded and _copies(work.command)):
                 work.running = True
                 return work
         return None

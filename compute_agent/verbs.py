@@ -36,13 +36,15 @@ class Tools:
 class Verb:
     """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
     ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported. ``builds``: it
-    makes disks of an image, so only so many run at a time."""
+    makes disks of an image, so only so many run at a time. ``copies``: it moves whole disks, which takes minutes, so
+    that it never gets the last worker; every build does."""
 
     do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
     starts: bool = False
     once: bool = False
     insists: bool = False
     builds: bool = False
+    copies: bool = False
 
 
 def _ensure_guest(tools: Tools, command: Command) -> DomainState:
@@ -111,18 +113,18 @@ def _set_password(tools: Tools, command: Command) -> None:
 
 
 VERBS: dict[str, Verb] = {
-    "ensure_guest": Verb(_ensure_guest, starts=True, builds=True),
+    "ensure_guest": Verb(_ensure_guest, starts=True, builds=True, copies=True),
     "ensure_running": Verb(_ensure_running, starts=True),
     "ensure_stopped": Verb(_ensure_stopped),
     "reboot": Verb(_reboot, starts=True),
     "ensure_paused": Verb(_ensure_paused),
     "ensure_suspended": Verb(_ensure_suspended),
-    "rebuild": Verb(_rebuild, starts=True, builds=True),
-    "rescue": Verb(_rescue, starts=True, builds=True),
+    "rebuild": Verb(_rebuild, starts=True, builds=True, copies=True),
+    "rescue": Verb(_rescue, starts=True, builds=True, copies=True),
     "unrescue": Verb(_unrescue, starts=True),
     "attach_interface": Verb(_attach_interface),
     "detach_interface": Verb(_detach_interface),
-    "snapshot": Verb(_snapshot),
+    "snapshot": Verb(_snapshot, copies=True),
     "inject_nmi": Verb(_inject_nmi, once=True),
     "set_password": Verb(_set_password, once=True),
     "ensure_absent": Verb(_ensure_absent, insists=True),

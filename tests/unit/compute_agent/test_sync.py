@@ -9,7 +9,7 @@ import pytest
 
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.sync import BUILDS, FULL_REPORT, LEASE, Agent, Work
+from compute_agent.sync import BUILDS, COPIES, FULL_REPORT, LEASE, Agent, Work
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -27,9 +27,9 @@ class Hand:
 class Rig:
     """An agent in session 5 with a fresh lease."""
 
-    def __init__(self, journal: Journal | None = None, builds: int = BUILDS) -> None:
+    def __init__(self, journal: Journal | None = None, builds: int = BUILDS, copies: int = COPIES) -> None:
         self.clock, self.journal = Hand(), journal or Journal(":memory:")
-        self.agent = Agent("h1", self.journal, self.clock, "boot", builds)
+        self.agent = Agent("h1", self.journal, self.clock, "boot", builds, copies)
         self.exchange(SyncAnswer(5, guests={}), hello=True)
 
     def exchange(self, answer: SyncAnswer | None = None, hello: bool = False) -> Sync:
@@ -132,6 +132,19 @@ def test_one_command_a_server_at_a_time(rig: Rig) -> None:
     assert rig.agent.take() is None
     rig.finish(first)
     assert taken(rig.agent) == ["b"]
+
+
+def test_snapshots_and_builds_leave_a_worker_for_what_is_quick() -> None:
+    rig = Rig(copies=2)
+    rig.agent.accept([command("a", "s1", verb="snapshot"), command("b", "s2", verb="ensure_guest"),
+                      command("c", "s3", verb="snapshot"), command("d", "s4", verb="ensure_guest"),
+                      command("e", "s5", verb="ensure_stopped")])
+    works = [rig.agent.take() for _ in range(3)]
+    assert [work.command.action for work in works if work] == ["a", "b", "e"]
+    assert rig.agent.take() is None
+    assert works[0] is not None
+    rig.finish(works[0])
+    assert taken(rig.agent) == ["c"]
 
 
 def test_it_says_on_which_server_it_works(rig: Rig) -> None:
