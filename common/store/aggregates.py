@@ -145,12 +145,12 @@ def delete(tx: Connection, number: int) -> None:
 
 
 def leave(tx: Connection, host: str) -> None:
-    """Take a host that goes, and so has no servers, out of all its aggregates."""
+    """Say that the aggregates of a host that goes change. Its memberships go when its provider is locked: until then
+    it may join another one."""
     joined = sa.select(_MEMBER.aggregate_id).where(_MEMBER.host == host)
     for number in tx.scalars(for_update(sa.select(aggregates.c.id).where(aggregates.c.id.in_(joined))
                                         .order_by(aggregates.c.id))).all():
         _write(tx, number)
-    tx.execute(sa.delete(aggregate_hosts).where(_MEMBER.host == host))
 
 
 # --- the rules ---

@@ -18,8 +18,8 @@ from common.models import HostInventory
 from common.store import aggregates, allocations, inventories, services
 from common.store.engine import for_update, insert_ignore, now
 from common.store.providers import of_host
-from common.store.schema import allocations as allocations_table
 from common.store.schema import (
+    aggregate_hosts,
     guests,
     heartbeats,
     host_images,
@@ -29,6 +29,7 @@ from common.store.schema import (
     providers,
     servers,
 )
+from common.store.schema import allocations as allocations_table
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
 from common.wire import to_wire
@@ -101,7 +102,8 @@ def remove(tx: Connection, service: Row[Any], shown: str) -> None:
     services.remove(tx, service)
     tx.execute(sa.delete(host_images).where(host_images.c.host == name))
     aggregates.leave(tx, name)
-    provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between
+    provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between, and no aggregate
+    tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
     _check_empty(tx, name, provider, shown)
     if provider is not None:
         for table in (inventories_table, provider_traits, provider_aggregates):

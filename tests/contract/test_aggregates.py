@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from threading import Barrier
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
-from common.store import aggregates, allocations, guests, host_images, hosts, schema, services, upgrades, zones
+from common.store import aggregates, allocations, doctor, guests, host_images, hosts, schema, services, upgrades, zones
 from common.store.engine import Store
 
 ROUNDS = 8
@@ -174,6 +175,21 @@ def test_a_host_that_is_removed_while_it_says_hello_is_there_whole_or_not_at_all
                 (schema.hosts, schema.hosts.c.name), (schema.providers, schema.providers.c.host),
                 (schema.services, schema.services.c.host), (schema.heartbeats, schema.heartbeats.c.host))}
         assert len({len(rows) for rows in found.values()}) == 1, found
+
+
+def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store) -> None:
+    number = make(store, "rack", None)
+    new_host(store, "h1")
+    [service] = store.read(lambda tx: services.list_all(tx, "h1"))
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            aggregates.add_host(tx, number, "h1", "nova")
+            removed = pool.submit(lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid)))
+            with pytest.raises(NotYet):       # it waits for the host's provider; on SQLite to write at all
+                removed.result(timeout=0.5)
+        removed.result(timeout=20)
+    assert store.read(lambda tx: aggregates.show(tx, number))[1] == []
+    assert store.read(doctor.check) == []
 
 
 def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(store: Store) -> None:
