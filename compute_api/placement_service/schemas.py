@@ -19,7 +19,7 @@ Document = dict[str, Any]
 SHOWN = 1000                                    # characters of each part of a refusal
 MOST, LARGEST_RATIO = 2**31 - 1, 3.40282e38
 _NAME = "^[A-Z0-9_]+$"
-_CUSTOM = "^CUSTOM_[A-Z0-9_]+$"
+_CUSTOM = "^CUSTOM_[A-Z0-9_]+$"                 # $ also stands before a last line feed, which the format line forbids
 
 
 def _is_uuid(value: object) -> bool:
@@ -33,6 +33,7 @@ def _is_uuid(value: object) -> bool:
 
 _FORMATS = jsonschema.FormatChecker(formats=())
 _FORMATS.checks("uuid")(_is_uuid)
+_FORMATS.checks("line")(lambda value: not isinstance(value, str) or "\n" not in value)
 
 
 class Versioned:
@@ -124,13 +125,14 @@ PUT_AGGREGATES = Versioned(
     (19, _object(("aggregates", "resource_provider_generation"), aggregates=_UUIDS,
                  resource_provider_generation=_NUMBER)))
 
-TRAIT_NAME: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _CUSTOM}
+TRAIT_NAME: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _CUSTOM,
+                        "format": "line"}
 PUT_TRAITS = Versioned((6, _object(
     ("traits", "resource_provider_generation"), resource_provider_generation=_NUMBER,
     traits={"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255}})))
 LIST_TRAITS = Versioned((6, _object(name=TEXT, associated=TEXT)))
 
-CLASS_NAME: Document = {"type": "string", "pattern": _CUSTOM, "maxLength": 255}
+CLASS_NAME: Document = {"type": "string", "pattern": _CUSTOM, "maxLength": 255, "format": "line"}
 CLASS = Versioned((2, _object(("name",), name=CLASS_NAME)))
 CUSTOM_CLASS, CUSTOM_TRAIT = Versioned((0, CLASS_NAME)), Versioned((0, TRAIT_NAME))
 

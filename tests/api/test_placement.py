@@ -383,3 +383,11 @@ def test_a_body_that_is_too_large_is_not_read(placement: Placement) -> None:
 def test_versions_that_are_not_served(placement: Placement, version: str) -> None:
     [error] = placement.get("/resource_providers", 406, mv=version)["errors"]
     assert (error["min_version"], error["max_version"]) == ("1.0", "1.39")
+
+
+@pytest.mark.parametrize("kind", ["traits", "resource_classes"])
+def test_a_name_ends_where_its_line_does(placement: Placement, kind: str) -> None:
+    refused = placement.call("PUT", f"/{kind}/CUSTOM_A%0A")
+    assert refused.status_code == 400, refused.text
+    assert refused.headers.get("location") is None
+    assert "CUSTOM_A\n" not in placement.call("GET", f"/{kind}").text.replace("\\n", "\n")
