@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.models import Cell, Device, Fitting
 from common.store.host_states import HostRows, Rows
+from common.store.inventories import MOST
 from common.wire import from_wire
 from scheduler.shared import Shared
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
@@ -189,7 +190,8 @@ class Columns:
                 np.array(part) for part in zip(*found, strict=True))
             places, known = self.positions(ids)
             places, column = places[known], stock[name]     # what is not known came since: next time
-            column.free[places] = (((total - reserved) * ratio).astype(np.int64) - used.astype(np.int64))[known]
+            room = np.minimum((total - reserved) * ratio, MOST).astype(np.int64)
+            column.free[places] = (room - used.astype(np.int64))[known]
             column.least[places], column.most[places] = least[known], most[known]
             column.step[places] = np.maximum(1, step)[known]
 

@@ -28,6 +28,10 @@ DEFAULTS: Mapping[str, Any] = {"reserved": 0, "min_unit": 1, "max_unit": 2**31 -
                                "allocation_ratio": 1.0}
 
 
+#: No capacity is more, whatever the ratio: sums of it still fit into the whole numbers of databases and programs.
+MOST = 2**53
+
+
 class InUse(errors.Conflict):
     """Somebody holds of what shall go."""
 
@@ -90,7 +94,7 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
 def capacity(row: Row[Any] | Mapping[str, Any]) -> int:
     """What can be given out of an inventory, in whole units."""
     values = row if isinstance(row, Mapping) else row._mapping
-    return int((values["total"] - values["reserved"]) * values["allocation_ratio"])
+    return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
 
 
 # --- by hand ---

@@ -391,3 +391,10 @@ def test_a_name_ends_where_its_line_does(placement: Placement, kind: str) -> Non
     assert refused.status_code == 400, refused.text
     assert refused.headers.get("location") is None
     assert "CUSTOM_A\n" not in placement.call("GET", f"/{kind}").text.replace("\\n", "\n")
+
+
+def test_a_capacity_beyond_all_numbers_can_be_shown(placement: Placement) -> None:
+    placement.set_class(placement.host(), "VCPU", total=8, allocation_ratio=3.4e38)
+    found = placement.get("/allocation_candidates?resources=VCPU:1")
+    [summary] = found["provider_summaries"].values()
+    assert summary["resources"]["VCPU"]["capacity"] >= 2**31 - 1

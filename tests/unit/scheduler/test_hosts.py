@@ -118,6 +118,13 @@ def test_flags_and_zones_are_read_each_time(cloud: Cloud) -> None:
     assert [sorted(answer.hosts) for answer in both] == [["a", "b"], ["b"], ["a"]]
 
 
+def test_a_ratio_beyond_all_numbers_is_much_room_and_not_none(cloud: Cloud) -> None:
+    cloud.host("a", vcpus=4, memory_mb=4096, ratio=3.4e38)
+    hosts = hosts_of(cloud)
+    hosts.refresh()
+    assert free(hosts, "a") == 2**53
+
+
 def test_proposal_counts_until_the_generation_moves(cloud: Cloud) -> None:
     cloud.host("a")
     hosts = hosts_of(cloud)
