@@ -282,3 +282,25 @@ def test_a_database_that_does_not_answer_is_unavailable() -> None:
 def test_the_real_clock_never_goes_back() -> None:
     clock = Clock()
     assert clock.monotonic() <= clock.monotonic()
+
+
+def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> None:
+    """An upgrade with rows: what a host reported stays its own, ratios keep their digits, and it says hello again."""
+    store = Store(database_url)
+    upgrades.upgrade(store, "0003")
+    with store.begin() as tx:
+        tx.execute(sa.text("INSERT INTO providers (id, uuid, name, host, root_uuid, created_at, changed_at) "
+                           "VALUES (1, 'u', 'h1', 'h1', 'u', 1, 1)"))
+        tx.execute(sa.text("INSERT INTO inventories (provider_id, resource_class, total, reserved, allocation_ratio) "
+                           "VALUES (1, 'VCPU', 10, 0, 0.9), (1, 'MEMORY_MB', 1000, 100, 1.5)"))
+        tx.execute(sa.text("INSERT INTO guests (server_id, host, fence, wanted, may_run, changed_at) "
+                           "VALUES ('s', 'h1', 1, 'absent', :no, 1)"), {"no": False})
+    assert upgrades.upgrade(store) == ("0003", upgrades.newest())
+    stock = store.read(lambda tx: {row.resource_class: row for row in tx.execute(sa.select(schema.inventories))})
+    assert {name: (row.reserved, row.allocation_ratio, row.host_reserved, row.host_ratio, row.excess)
+            for name, row in stock.items()} == {"VCPU": (0, 0.9, 0, 0.9, 0), "MEMORY_MB": (100, 1.5, 100, 1.5, 0)}
+    new_host(store, "h1")
+    assert store.read(lambda tx: tx.scalar(sa.select(schema.providers.c.id))) == 1
+    with store.begin() as tx:
+        tx.execute(sa.insert(schema.providers).values(uuid="v", name="v", root_uuid="v", created_at=1, changed_at=1))
+    store.close()

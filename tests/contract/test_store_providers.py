@@ -191,3 +191,14 @@ def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
     store.write(lambda tx: inventories.put(tx, providers.lock(tx, uuid), {"MEMORY_MB": {"total": 16384}}, whole=False))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert stock["MEMORY_MB"].reserved == 512, "left out, it is the host's again"
+
+
+def test_a_ratio_means_the_same_to_searches_and_to_claims(store: Store) -> None:
+    """Also on a database whose ordinary fractions have seven digits."""
+    one = make(store, "one", DISK_GB={"total": 10, "allocation_ratio": 0.9},
+               MEMORY_MB={"total": 1000, "allocation_ratio": 1.23456789})
+    [row] = store.read(lambda tx: provider_search.find(tx, Wanted(resources={"DISK_GB": 9, "MEMORY_MB": 1234})))
+    assert row.uuid == one
+    assert store.read(lambda tx: provider_search.find(tx, Wanted(resources={"DISK_GB": 10}))) == []
+    stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
+    assert (stock["DISK_GB"].allocation_ratio, stock["MEMORY_MB"].allocation_ratio) == (0.9, 1.23456789)

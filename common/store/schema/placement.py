@@ -2,7 +2,7 @@
 """Resource providers, what they have and who holds how much of it."""
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, String, Table
 
 from common.store.schema.columns import BigKey, metadata, time_column, uuid_column
 
@@ -31,12 +31,12 @@ inventories = Table(
     Column("min_unit", Integer, nullable=False, server_default="1"),
     Column("max_unit", Integer, nullable=False, server_default="2147483647"),
     Column("step_size", Integer, nullable=False, server_default="1"),
-    Column("allocation_ratio", Float, nullable=False, server_default="1"),
+    Column("allocation_ratio", Double, nullable=False, server_default="1"),
     # added by 0004; reserved and allocation_ratio are what follows from these: by hand, else aggregates, else host
     Column("host_reserved", Integer),                         # as the host said; NULL: this class was added by hand
-    Column("host_ratio", Float),
+    Column("host_ratio", Double),
     Column("set_reserved", Integer),                          # by hand
-    Column("set_ratio", Float),
+    Column("set_ratio", Double),
     Column("excess", Integer, nullable=False, server_default="0"))     # used when its capacity was cut below that
 
 provider_traits = Table(

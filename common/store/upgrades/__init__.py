@@ -23,20 +23,28 @@ def _config() -> Config:
     return config
 
 
-def upgrade(store: Store) -> tuple[str | None, str]:
-    """Bring the database to the newest version; returns (version before, version now). Repeatable."""
+def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
+    """Bring the database to the newest version, or to an older one that a test begins with; returns (version before,
+    newest version). Repeatable."""
     before = version(store)
     config = _config()
     with store.begin() as tx:
         config.attributes["connection"] = tx
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
     return before, newest()
 
 
 def version(store: Store) -> str | None:
-    """The version that the database has; None before the first upgrade."""
+    """The version that the database has; None before the first upgrade, which is what makes SQLite's file."""
+    if store.dialect_name == "sqlite" and _is_absent(store.url.database):
+        return None
     found: str | None = store.read(lambda tx: MigrationContext.configure(tx).get_current_revision())
     return found
+
+
+def _is_absent(file: str | None) -> bool:
+    """Whether SQLite would make that file, which nobody who only looks may cause."""
+    return bool(file) and file != ":memory:" and not Path(str(file)).exists()
 
 
 def newest() -> str:
@@ -54,5 +62,6 @@ def check(store: Store) -> None:
     """
     found = version(store)
     if found != newest():
-        raise errors.Problem(f"The database is at version {found or 'none'}, this code needs {newest()}. "
-                             "Run: kilonova database upgrade")
+        where = store.url.render_as_string(hide_password=True)
+        raise errors.Problem(f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
+                             "If that is the right one ([database] url), run: kilonova database upgrade")

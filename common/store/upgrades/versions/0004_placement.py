@@ -20,12 +20,15 @@ def upgrade() -> None:
     for name in ("host_reserved", "set_reserved"):
         op.add_column("inventories", sa.Column(name, sa.Integer()))
     for name in ("host_ratio", "set_ratio"):
-        op.add_column("inventories", sa.Column(name, sa.Float()))
+        op.add_column("inventories", sa.Column(name, sa.Double()))
+    with op.batch_alter_table("inventories") as inventories:
+        inventories.alter_column("allocation_ratio", existing_type=sa.Float(), type_=sa.Double(),
+                                 existing_nullable=False, existing_server_default="1")
+    if op.get_bind().dialect.name in ("mysql", "mariadb"):      # whose Float had seven digits
+        op.execute("UPDATE inventories SET allocation_ratio = ROUND(allocation_ratio, 5)")
     op.add_column("inventories", sa.Column("excess", sa.Integer(), nullable=False, server_default="0"))
-    inventories = sa.table("inventories", *map(sa.column, ("host_reserved", "host_ratio", "reserved",
-                                                           "allocation_ratio")))
-    op.execute(inventories.update().values(host_reserved=inventories.c.reserved,
-                                           host_ratio=inventories.c.allocation_ratio))
+    stock = sa.table("inventories", *map(sa.column, ("host_reserved", "host_ratio", "reserved", "allocation_ratio")))
+    op.execute(stock.update().values(host_reserved=stock.c.reserved, host_ratio=stock.c.allocation_ratio))
     op.add_column("provider_traits", sa.Column("by_hand", sa.Boolean(), nullable=False, server_default="0"))
     op.add_column("guests", sa.Column("fitting", _JSON))
     for name in ("cells", "devices", "facts", "metrics"):
