@@ -46,6 +46,10 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
+def _is_int32(text: str) -> bool:
+    return re.fullmatch("-?[0-9]{1,10}", text) is not None and abs(int(text)) < 2 ** 31
+
+
 def _is_base64(text: str) -> bool:
     try:
         base64.b64decode("".join(text.split()), validate=True)
@@ -65,13 +69,14 @@ def _parses(parse: Callable[[str], Any], *refusals: type[Exception]) -> Callable
 
 
 FORMATS: dict[str, Callable[[str], bool]] = {
-    "name": _is_name, "printable": _is_printable, "uuid": _is_uuid, "base64": _is_base64,
+    "name": _is_name, "printable": _is_printable, "uuid": _is_uuid, "base64": _is_base64, "int32": _is_int32,
     "ipv4": _parses(ipaddress.IPv4Address, ValueError), "ipv6": _parses(ipaddress.IPv6Address, ValueError),
     "regex": is_harmless,
     "date-time": _parses(clock.parse, ValueError, OverflowError)}
 _SAYS = {
     "name": "must not be empty, hold only printable characters, and neither begin nor end with white space",
     "printable": "must hold only printable characters", "uuid": "is not a UUID", "base64": "is not base64",
+    "int32": "is not a whole number, or too large",
     "ipv4": "is not an IPv4 address", "ipv6": "is not an IPv6 address",
     "regex": "is not a regular expression, or one that would take too long",
     "date-time": "is not an ISO 8601 time"}

@@ -22,11 +22,11 @@ DISK_CONFIG: Document = {"enum": ["AUTO", "MANUAL"]}
 ANY: Document = {}
 
 
-def integer(minimum: int, maximum: int = MAX_INT) -> Document:
-    """A number, or its decimal digits as text."""
-    sign = "-?" if minimum < 0 else ""
-    return {"anyOf": [{"type": "integer", "minimum": minimum, "maximum": maximum},
-                      {"type": "string", "pattern": f"^{sign}[0-9]{{1,10}}$"}]}
+def integer(minimum: int) -> Document:
+    """A number, or its decimal digits as text, in the same range. minimum: -1, 0 or 1."""
+    digits = {-1: "-1|[0-9]+", 0: "[0-9]+", 1: "0*[1-9][0-9]*"}[minimum]
+    return {"anyOf": [{"type": "integer", "minimum": minimum, "maximum": MAX_INT},
+                      {"type": "string", "pattern": f"^({digits})$", "format": "int32"}]}
 
 
 def record(properties: Document, required: tuple[str, ...] = (), **more: Any) -> Document:

@@ -152,3 +152,8 @@ def test_a_server_of_a_flavor_that_no_host_makes_is_refused(cloud: Cloud) -> Non
         answer = create(specs)
         assert answer.status_code == 400 and next(iter(specs)) in answer.json["badRequest"]["message"]
     assert create({"hw:mem_encryption": "false", "quota:cpu_shares": "1024"}).status_code == 202
+
+
+@pytest.mark.parametrize("more", [{"ram": "9999999999"}, {"ram": "0"}, {"vcpus": "2147483648"}, {"disk": "-1"}])
+def test_a_number_that_no_database_keeps_is_refused_as_text_too(cloud: Cloud, more: dict[str, str]) -> None:
+    assert next(iter(more)) in make(cloud, status=400, **more)["badRequest"]["message"]

@@ -73,3 +73,16 @@ def test_unknown_keys_can_be_dropped_at_every_depth() -> None:
 def test_truth() -> None:
     assert [truth(value) for value in (True, "True", "ON", "1", "yes", False, "no", "0", "Off", None)] == [True] * 5 + [
         False] * 5
+
+
+@pytest.mark.parametrize(("least", "fit", "do_not"), [
+    (1, (1, "1", "007", 2**31 - 1, "2147483647"),
+     (0, "0", "00", "-1", "2147483648", "9999999999", "1" * 5000, "\u0663", "1\n")),
+    (0, (0, "0", "12"), (-1, "-1", "-0", "2147483648")), (-1, (-1, "-1", "0"), (-2, "-2", "--1", "2147483648"))])
+def test_a_number_as_text_has_the_range_of_a_number(least: int, fit: tuple[Any, ...], do_not: tuple[Any, ...]) -> None:
+    body = Versioned(record({"size": integer(least)}))
+    for value in fit:
+        body.at(1).check({"size": value})
+    for value in do_not:
+        with pytest.raises(errors.BadRequest, match="size"):
+            body.at(1).check({"size": value})
