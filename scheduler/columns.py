@@ -22,6 +22,7 @@ from scheduler.shared import Shared
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
 T = TypeVar("T")
+MOST_UNITS = 2**53       # a ratio may be beyond what a column counts
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
 

@@ -199,3 +199,11 @@ def test_a_host_with_the_number_of_one_that_is_gone_is_another(cloud: Cloud) -> 
     assert cloud.ids["new"] == cloud.ids["old"]
     assert hosts.refresh(at_once=True)
     assert hosts.snapshot().names == ["a", "new"] and free(hosts, "new") == 6
+
+
+def test_a_ratio_beyond_all_measure_is_much_room(cloud: Cloud) -> None:
+    """The placement API takes ratios up to 3.4e38."""
+    cloud.host("a", vcpus=4, ratio=3e38)
+    hosts = hosts_of(cloud)
+    hosts.refresh()
+    assert free(hosts, "a") > 2**31
