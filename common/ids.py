@@ -6,6 +6,7 @@ import re
 import uuid
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")
 _REQUEST = re.compile(r"req-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 
 
@@ -27,3 +28,16 @@ def is_uuid(text: object) -> bool:
 def is_request(text: object) -> bool:
     """Is it a well-formed request id?"""
     return isinstance(text, str) and _REQUEST.match(text) is not None
+
+
+def spells_uuid(text: str) -> bool:
+    """Is it a UUID as people write them: with or without dashes, in any case?"""
+    try:
+        return str(uuid.UUID(text)).replace("-", "") == text.replace("-", "").lower()
+    except ValueError:
+        return False
+
+
+def number(text: str) -> int | None:
+    """The number of a row that a path or a query names, in ASCII digits; None: no row has such a number."""
+    return int(text) if _NUMBER.match(text) else None

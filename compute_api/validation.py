@@ -14,13 +14,12 @@ import functools
 import ipaddress
 import re
 import unicodedata
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
 
-from common import clock, errors
+from common import clock, errors, ids
 from compute_api import microversions
 from compute_api.patterns import is_harmless
 
@@ -37,13 +36,6 @@ def _is_name(text: str) -> bool:
 
 def _is_printable(text: str) -> bool:
     return all((kind := unicodedata.category(letter))[0] != "C" and kind not in ("Zl", "Zp") for letter in text)
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)).replace("-", "") == text.lower().replace("-", "")
-    except ValueError:
-        return False
 
 
 def _is_int32(text: str) -> bool:
@@ -69,7 +61,7 @@ def _parses(parse: Callable[[str], Any], *refusals: type[Exception]) -> Callable
 
 
 FORMATS: dict[str, Callable[[str], bool]] = {
-    "name": _is_name, "printable": _is_printable, "uuid": _is_uuid, "base64": _is_base64, "int32": _is_int32,
+    "name": _is_name, "printable": _is_printable, "uuid": ids.spells_uuid, "base64": _is_base64, "int32": _is_int32,
     "ipv4": _parses(ipaddress.IPv4Address, ValueError), "ipv6": _parses(ipaddress.IPv6Address, ValueError),
     "regex": is_harmless,
     "date-time": _parses(clock.parse, ValueError, OverflowError)}

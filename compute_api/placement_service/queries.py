@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import errors
+from common import errors, ids
 from compute_api.placement_service.request import BadQuery
 
 FORBIDDEN_TRAITS, MANY_MEMBER_OF, NOT_MEMBER_OF, ANY_TRAITS = 22, 24, 32, 39
@@ -24,14 +24,6 @@ class Terms:
 
     wanted: tuple[Names, ...] = ()
     unwanted: Names = frozenset()
-
-
-def is_uuid(text: str) -> bool:
-    """As people write them: with or without dashes."""
-    try:
-        return str(uuid.UUID(text)).replace("-", "") == text.replace("-", "").lower()
-    except ValueError:
-        return False
 
 
 def resources(text: str) -> dict[str, int]:
@@ -103,7 +95,7 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
         if "," in listed and not listed.startswith("in:"):
             raise BadQuery(f"Multiple values for '{key}' must be prefixed with the 'in:' or '!in:' keyword using the "
                            "valid microversion.")
-        if not all(is_uuid(item) for item in items):
+        if not all(ids.spells_uuid(item) for item in items):
             raise BadQuery(f"Invalid query string parameters: Expected '{key}' parameter to contain valid UUID(s). "
                            f"Got: {value[:300]}")
         group = frozenset(str(uuid.UUID(item)) for item in items)
@@ -116,7 +108,7 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
 
 def tree(value: str, key: str = "in_tree") -> str:
     """A provider's uuid. Raises BadRequest."""
-    if not is_uuid(value):
+    if not ids.spells_uuid(value):
         raise BadQuery(f"Expected '{key}' parameter to be a format of uuid. Got: {value[:80]}")
     return str(uuid.UUID(value))
 

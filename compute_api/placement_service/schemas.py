@@ -7,12 +7,11 @@ is how clients know them, on one line, because the last one is all that the comm
 from __future__ import annotations
 
 import functools
-import uuid
 from typing import Any
 
 import jsonschema
 
-from common import errors
+from common import errors, ids
 from compute_api.placement_service.request import BadQuery
 
 Document = dict[str, Any]
@@ -21,18 +20,8 @@ MOST, LARGEST_RATIO = 2**31 - 1, 3.40282e38
 _NAME = "^[A-Z0-9_]+$"
 _CUSTOM = "^CUSTOM_[A-Z0-9_]+$"                 # $ also stands before a last line feed, which the format line forbids
 
-
-def _is_uuid(value: object) -> bool:
-    if not isinstance(value, str):
-        return True
-    try:
-        return str(uuid.UUID(value)).replace("-", "") == value.replace("-", "").lower()
-    except ValueError:
-        return False
-
-
 _FORMATS = jsonschema.FormatChecker(formats=())
-_FORMATS.checks("uuid")(_is_uuid)
+_FORMATS.checks("uuid")(lambda value: not isinstance(value, str) or ids.spells_uuid(value))
 _FORMATS.checks("line")(lambda value: not isinstance(value, str) or "\n" not in value)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common import errors
+from common import errors, ids
 from common.store import aggregates, host_images
 from compute_api.request import Answer, Request
 from compute_api.schemas import aggregates as schemas
@@ -29,9 +29,10 @@ def show(request: Request, aggregate_id: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
+    number = ids.number(text)
+    if number is None:
         raise errors.BadRequest(f"Invalid aggregate id {text[:40]}: give its number.")
-    return int(text)
+    return number
 
 
 def _body(request: Request, found: tuple[Any, list[str]]) -> dict[str, Any]:

@@ -70,11 +70,9 @@ def _marked(request: Request, key: str) -> int | None:
 
 
 def _row(request: Request, hypervisor_id: str, key: str) -> Row | None:
-    value: Any = hypervisor_id
-    if key == "service_id":
-        if not hypervisor_id.isdecimal() or len(hypervisor_id) > 18:
-            return None
-        value = int(hypervisor_id)
+    value = ids.number(hypervisor_id) if key == "service_id" else hypervisor_id
+    if value is None:
+        return None
     return next(iter(request.read(hosts.list_all, **{key: value})), None)
 
 

@@ -135,9 +135,10 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
 
 def delete_by_number(request: Request, service_id: str) -> None:
     """DELETE /os-services/{number} (before 2.53)"""
-    if not service_id.isdecimal() or len(service_id) > 18:
+    number = ids.number(service_id)
+    if number is None:
         raise errors.BadRequest(f"Invalid service id {service_id[:40]}: give its number.")
-    _delete(request, service_id, number=int(service_id))
+    _delete(request, service_id, number=number)
 
 
 def delete(request: Request, service_id: str) -> None:

@@ -314,3 +314,11 @@ def test_images_that_cannot_be_fetched_are_refused(admin: Admin) -> None:
 def test_an_aggregate_without_hosts_has_nobody_to_fetch(admin: Admin) -> None:
     admin.ask("POST", f"/{admin.make()}/images", {"cache": [{"id": IMAGE}]}, 202, "2.81")
     assert cached(admin.cloud) == []
+
+
+def test_digits_of_other_scripts_are_no_number(admin: Admin) -> None:
+    assert admin.make() == 1
+    says(admin.ask("GET", "/%D9%A1", status=400), "give its number")
+    refused = admin.cloud.call("DELETE", "/os-services/%D9%A1", token="admin")
+    assert refused.status_code == 400, refused.text
+    assert admin.cloud.call("GET", "/os-hypervisors/%D9%A1", token="admin").status_code == 404
