@@ -72,9 +72,8 @@ def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
 
 
 def measured(tx: Connection, name: str, metrics: Mapping[str, float]) -> None:
-    """Keep the newest numbers that a host was told to measure."""
+    """Keep the newest numbers that a host was told to measure; schedulers find them by their own time."""
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(metrics=dict(metrics), metrics_at=now()))
-    tx.execute(sa.update(providers).where(providers.c.host == name).values(changed_at=now()))
 
 
 def _facts(inventory: HostInventory) -> dict[str, Any]:

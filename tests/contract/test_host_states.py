@@ -4,6 +4,7 @@ those who make changes is seen without reading everything."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import sqlalchemy as sa
@@ -149,3 +150,25 @@ def test_marks_say_whether_aggregates_changed(store: Store) -> None:
     assert len(then.changed) == 1
     assert not store.read(lambda tx: host_states.marks(tx, then.read_at + 1)).changed
     assert (then.number, then.total) == (1, made.id) and then.newest >= empty.read_at
+
+
+def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store: Store) -> None:
+    def changed() -> list[tuple[int, int]]:
+        return [(row.generation, row.changed_at) for row in store.read(lambda tx: host_states.marks(tx, 0)).changed]
+
+    def measured() -> None:
+        store.write(lambda tx: hosts.measured(tx, "h1", {"cpu.percent": 0.5}))
+    new_host(store, "h1")
+    before = changed()
+    if store.dialect_name == "sqlite":          # whose writers are alone
+        measured()
+    else:
+        with ThreadPoolExecutor(1) as pool, store.begin() as tx:
+            allocations.lock(tx, ["h1"])
+            done = pool.submit(measured)
+            wait([done], timeout=5)
+            ended = done.done()
+            tx.rollback()
+        assert ended
+    assert store.read(lambda tx: host_states.metrics(tx, 0)) == [("h1", {"cpu.percent": 0.5})]
+    assert changed() == before
