@@ -15,7 +15,7 @@ import orjson
 
 from common import errors
 from common.store import servers
-from compute_api import faults, microversions, middleware, routes
+from compute_api import faults, microversions, middleware, reading, routes
 from compute_api.dependencies import Services
 from compute_api.links import Links
 from compute_api.policy import Policy
@@ -74,7 +74,7 @@ class Endpoint:
         route = self._row(req.method, state.version)
         if _has_nul(params.values()):
             raise errors.NotFound("The resource could not be found.")
-        query = middleware.query_of(req.query_string)
+        query = reading.query_of(req.query_string)
         (route.query or NOTHING).at(state.version).check(query)
         request = Request(state.caller, state.version, self._services, self._policy, route,
                           Links(state.base, state.shown_version, state.url_project), query, req.headers)

@@ -6,16 +6,13 @@ Each reads and writes ``req.context`` (a ``State``). Nothing here knows an opera
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl
 
 import falcon
 import orjson
 
 from common import errors, ids
 from common.context import RequestContext
-from compute_api import microversions, routes
-
-MAX_PARAMETERS = 200
+from compute_api import microversions, reading, routes
 
 
 class State:
@@ -56,8 +53,7 @@ class Sizes:
         self._max = max_body
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
-        if (req.content_length or 0) > self._max:
-            raise _too_large(self._max)
+        reading.check_length(req, self._max)
 
 
 class Roots:
@@ -125,20 +121,6 @@ class Microversions:
         resp.append_header("Vary", f"{microversions.MODERN}, {microversions.OLDER}")
 
 
-def query_of(text: str) -> dict[str, list[str]]:
-    """Each parameter with the values that it was given."""
-    found: dict[str, list[str]] = {}
-    try:
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
-    except ValueError as problem:
-        raise errors.BadRequest("Too many query parameters.") from problem
-    for name, value in pairs:
-        if "\x00" in value or "\x00" in name:
-            raise errors.BadRequest("A query parameter holds the character NUL.")
-        found.setdefault(name, []).append(value)
-    return found
-
-
 def body_of(req: HttpRequest, most: int) -> Any:
     """The body as JSON; never more of it than ``most`` bytes is read.
 
@@ -148,26 +130,10 @@ def body_of(req: HttpRequest, most: int) -> Any:
     kind = (req.content_type or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise errors.UnsupportedMediaType(f"Unsupported Content-Type {kind[:80]}; send application/json")
-    chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
-    data = (req.stream if chunked else req.bounded_stream).read(most + 1)
-    if len(data) > most:
-        raise _too_large(most)
+    data = reading.bytes_of(req, most)
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
         raise errors.BadRequest("Malformed request body") from problem
-    if b"\\u0000" in data and _holds_nul(body):
-        raise errors.BadRequest("The request body holds the character NUL.")
+    reading.refuse_nul(data, body)
     return body
-
-
-def _holds_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\x00" in value
-    if isinstance(value, dict):
-        return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
-    return isinstance(value, list) and any(_holds_nul(item) for item in value)
-
-
-def _too_large(most: int) -> errors.TooLarge:
-    return errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")

@@ -11,19 +11,18 @@ from __future__ import annotations
 import email.utils
 import time
 from typing import Any
-from urllib.parse import parse_qsl
 
 import falcon
 import orjson
-from gunicorn.http.errors import ParseException
 
 from common import errors, ids
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store import providers
 from common.store.engine import Store
+from compute_api import reading
 from compute_api.placement_service import faults, routes, versions
-from compute_api.placement_service.request import Answer, Query, Request
+from compute_api.placement_service.request import Answer, Request
 from compute_api.placement_service.routes import Route
 from compute_api.placement_service.rules import RULES
 from compute_api.policy import Policy
@@ -31,7 +30,7 @@ from compute_api.policy import Policy
 JSON = "application/json"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CACHE_HEADERS = 15                  # since this version answers say when what they show changed
-MAX_BODY, MAX_PARAMETERS = 1024 * 1024, 200
+MAX_BODY = 1024 * 1024
 
 
 class State:
@@ -115,7 +114,7 @@ class Endpoint:
         if any("\x00" in value for value in params.values()):
             raise errors.NotFound("The resource could not be found.")
         request = Request(req.context.caller, req.context.version, self._store, self._policy,
-                          query_of(req.query_string), req.prefix, req.root_path)
+                          reading.query_of(req.query_string), req.prefix, req.root_path)
         _check_type(req, route)
         if route.rule:
             request.require(route.rule)
@@ -160,36 +159,14 @@ def _check_type(req: HttpRequest, route: Route) -> None:
         raise errors.UnsupportedMediaType(f"The media type {kind} is not supported, use {JSON}")
 
 
-def query_of(text: str) -> Query:
-    """Each parameter with the values that it was given."""
-    found: Query = {}
-    try:
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
-    except ValueError as problem:
-        raise errors.BadRequest("Too many query parameters.") from problem
-    for name, value in pairs:
-        if "\x00" in value or "\x00" in name:
-            raise errors.BadRequest("A query parameter holds the character NUL.")
-        found.setdefault(name, []).append(value)
-    return found
-
-
 def _body_of(req: HttpRequest) -> Any:
-    chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
-    if (req.content_length or 0) > MAX_BODY:
-        raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
+    data = reading.bytes_of(req, MAX_BODY)
     try:
-        data = (req.stream if chunked else req.bounded_stream).read(MAX_BODY + 1)
-    except (OSError, ParseException) as problem:
-        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
-    if len(data) > MAX_BODY:
-        raise errors.TooLarge(f"Request is too large: at most {MAX_BODY} bytes are accepted.")
-    if b"\\u0000" in data:
-        raise errors.BadRequest("The request body holds the character NUL.")
-    try:
-        return orjson.loads(data)
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
         raise errors.BadRequest(f"Malformed JSON: {problem}") from problem
+    reading.refuse_nul(data, body)
+    return body
 
 
 def _send(resp: falcon.Response, version: int, route: Route, outcome: Any) -> None:

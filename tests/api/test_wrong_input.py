@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gunicorn.http.errors import InvalidChunkSize
 
 from common import ids
 from common.models import Flavor
@@ -239,3 +240,24 @@ def test_a_flavor_without_disk_is_for_admins(cloud: Cloud) -> None:
     cloud.add_flavor(Flavor("0", "nodisk", 1, 64, 0))
     assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}).status_code == 403
     assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}, token="admin").status_code == 202
+
+
+class Torn:
+    """The body of a client whose connection ends in the middle of a chunk."""
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def read(self, size: int = -1) -> bytes:
+        raise self._problem
+
+    readline = readlines = __iter__ = read
+
+
+@pytest.mark.parametrize("problem", [InvalidChunkSize(b"zz"), ConnectionResetError("gone")])
+def test_a_body_that_is_torn_is_the_clients_fault(cloud: Cloud, problem: Exception) -> None:
+    answer = cloud.client.simulate_request(
+        "POST", "/v2.1/servers", headers={"X-Auth-Token": "user", "Content-Type": "application/json"},
+        extras={"wsgi.input": Torn(problem), "wsgi.input_terminated": True})
+    assert answer.status_code == 400, answer.text
+    assert "badly chunked" in answer.json["badRequest"]["message"]
