@@ -57,6 +57,20 @@ def test_the_clock_tells_ages() -> None:
     assert abs(time.monotonic() - before) < 5
 
 
+@pytest.mark.parametrize(("text", "number"), [
+    ("0", 0), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("-1", None), ("\u0663", None), ("1\n", None), ("", None)])
+def test_numbers_of_rows_are_ascii_digits_that_every_database_takes(text: str, number: int | None) -> None:
+    assert ids.number(text) == number
+
+
+@pytest.mark.parametrize(("text", "is_one"), [
+    ("5EBF03D0-58ED-4D7B-9B6F-FA56BE3A0D6C", True), ("5ebf03d058ed4d7b9b6ffa56be3a0d6c", True),
+    ("{5ebf03d0-58ed-4d7b-9b6f-fa56be3a0d6c}", False), ("urn:uuid:5ebf03d058ed4d7b9b6ffa56be3a0d6c", False),
+    ("", False)])
+def test_people_spell_uuids_with_and_without_dashes(text: str, is_one: bool) -> None:
+    assert ids.spells_uuid(text) is is_one
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_problem_has_a_status_a_kind_and_a_text(kind: type[errors.Problem]) -> None:
     problem = MADE.get(kind) or kind("why")
