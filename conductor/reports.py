@@ -42,7 +42,8 @@ def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception
 
 def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Written]:
     """The transaction: hellos, then results, debts and news under the servers' locks, then the answers."""
-    sessions = {sync.host: _hello(tx, engine, sync) for sync in syncs if sync.session == 0 and sync.inventory}
+    sessions = {sync.host: _hello(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
+                if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
     written = _settle(tx, engine, heard)
@@ -56,7 +57,7 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[lis
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
     assert sync.inventory is not None
-    session, booted = hosts.hello(tx, sync.host, sync.boot_id, sync.inventory)
+    session, booted = hosts.greet(tx, sync.host, sync.boot_id, sync.inventory)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if booted:
         row = states.row("reboot", "HARD")
@@ -68,10 +69,12 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """What the host has by now, where that changed, and what it has measured; last, because providers are locked."""
-    if sync.inventory is not None and sync.session != 0:
+    """What the host has, at hello or where that changed, and what it has measured; last, because providers are
+    locked."""
+    if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
-        log.info("host %s tells what it has now", sync.host)
+        if sync.session != 0:
+            log.info("host %s tells what it has now", sync.host)
     if sync.cached:
         host_images.told(tx, sync.host, sync.cached)
     if sync.metrics is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts: the machines with an agent; their session, and what they have (a resource provider each).
 
-``hello`` is called by the conductor when an agent starts or comes back after silence, ``describe`` when what its host
-has changed meanwhile; ``list_all`` is what the API's hypervisors are made of. ``remove`` takes away all that is known
-of a host that has nothing on it.
+``hello`` (``greet``, then ``describe``) is what the conductor does when an agent starts or comes back after silence,
+``describe`` alone when what its host has changed meanwhile; ``list_all`` is what the API's hypervisors are made of.
+``remove`` takes away all that is known of a host that has nothing on it.
 """
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ from common.wire import to_wire
 
 
 def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """Give the host a new session and take in what it has; returns (session, whether it was booted anew)."""
+    """``greet``, and take in what the host has; returns (session, whether it was booted anew)."""
+    greeted = greet(tx, name, boot_id, inventory)
+    describe(tx, name, inventory)
+    return greeted
+
+
+def greet(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
+    """Give the host a new session; locks no provider, so servers can be locked between this and ``describe``, which
+    must follow."""
     insert_ignore(tx, hosts, {"name": name, "session": 0, "boot_id": boot_id, "booted_at": now(), "created_at": now(),
                               "updated_at": now(), **_facts(inventory)})
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
@@ -46,14 +54,16 @@ def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> 
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, services.COMPUTE)
-    services.beat(tx, [name], services.COMPUTE)
-    describe(tx, name, inventory)
     return row.session + 1, booted
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
-    """Take in what a host that has said hello has now."""
-    tx.execute(sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now()))
+    """Take in what a host that has said hello has now; it is heard. One that was removed meanwhile says
+    hello again."""
+    if not tx.execute(sa.update(hosts).where(hosts.c.name == name).values(
+            **_facts(inventory), updated_at=now())).rowcount:
+        return
+    services.beat(tx, [name], services.COMPUTE)
     provider = of_host(tx, name)
     allocations.touch(tx, [provider])
     inventories.report(tx, provider, [

@@ -172,3 +172,8 @@ def test_what_is_measured_waits_for_no_claim_and_is_no_change_of_the_host(store:
         assert ended
     assert store.read(lambda tx: host_states.metrics(tx, 0)) == [("h1", {"cpu.percent": 0.5})]
     assert changed() == before
+
+
+def test_news_of_a_host_that_was_removed_meanwhile_makes_no_provider(store: Store) -> None:
+    store.write(lambda tx: hosts.describe(tx, "gone", HostInventory("QEMU", 7002000, "gone", 10, 10240, 1000)))
+    assert store.read(host_states.count) == 0

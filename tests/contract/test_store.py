@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from alembic.runtime.migration import MigrationContext
 from common import errors, ids, states
 from common.clock import SECOND, Clock
 from common.context import RequestContext
-from common.models import HostInventory
+from common.models import HostInventory, Result, Sync
 from common.store import actions, allocations, doctor, guests, hosts, schema, services, upgrades
 from common.store.engine import Store, for_update, insert_ignore, now
+from conductor import reports
 from tests.workflows.simulator import Cloud, Time
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
@@ -304,3 +305,25 @@ def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> No
     with store.begin() as tx:
         tx.execute(sa.insert(schema.providers).values(uuid="v", name="v", root_uuid="v", created_at=1, changed_at=1))
     store.close()
+
+
+def test_a_hello_among_results_locks_providers_after_servers(store: Store) -> None:
+    """As claims do; else the two wait for each other."""
+    if store.dialect_name == "sqlite":
+        return                                  # its writers are alone
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    server = cloud.create()[0]
+    cloud.settle()
+    hello = Sync("h1", 0, "boot-2", inventory=cloud.hosts["h1"].driver.inventory())
+    told = Sync("h2", store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"], "boot", results=[
+        Result(f"{ids.new()}/build/1", server, 1, "done")])
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            actions.lock_servers(tx, [server])
+            done = pool.submit(reports.handle, cloud.engine, [hello, told])
+            wait([done], timeout=1)
+            assert not done.done()
+            free = sa.select(schema.providers.c.id).where(schema.providers.c.host == "h1").with_for_update(nowait=True)
+            assert tx.scalar(free) is not None
+        assert [answer.session > 1 for answer in done.result(timeout=20)][0]

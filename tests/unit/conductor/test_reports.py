@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from common import states
 from common.clock import SECOND
 from common.models import Result, Sync
-from common.store import hosts, schema
+from common.store import host_states, hosts, schema
 from common.store.engine import Store
 from conductor import reports, runner
 from tests.workflows.simulator import Cloud, Time
@@ -99,4 +99,5 @@ def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> Non
     row = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).one())
     assert row.metrics == {"cpu.percent": 0.25}
     assert row.metrics_at - before >= 60 * SECOND
-    assert cloud.store.read(lambda tx: tx.scalar(query)) >= row.metrics_at
+    assert cloud.store.read(lambda tx: tx.scalar(query)) == before, "schedulers find it by its own time"
+    assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [("h1", {"cpu.percent": 0.25})]
