@@ -193,9 +193,11 @@ def _translated(problem: DBAPIError) -> Exception:
 def _sqlite(url: URL, clock: Callable[[], int]) -> sa.Engine:
     """SQLite with explicit transactions: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s of patience."""
     if url.database and url.database != ":memory:":
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(url.database).parent
         engine = sa.create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, pool_size=8,
                                   max_overflow=32)
+        # Only who connects makes the folder: a command that finds no database leaves none behind.
+        sa.event.listen(engine, "do_connect", lambda *_: folder.mkdir(parents=True, exist_ok=True))
     else:
         engine = sa.create_engine(url, connect_args={"isolation_level": None, "check_same_thread": False},
                                   poolclass=sa.StaticPool)

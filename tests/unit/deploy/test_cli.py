@@ -45,6 +45,18 @@ def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     assert callable(getattr(importlib.import_module(options.module), options.function))
 
 
+@pytest.mark.parametrize("words", [["doctor"], ["hosts"], ["status"], ["explain", "--flavor", "x"],
+                                   ["consoles", "list"], ["database", "version"]], ids=" ".join)
+def test_who_only_looks_makes_no_database(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf = tmp_path / "kilonova.conf"
+    conf.write_text(f"[database]\nurl = sqlite:///{tmp_path}/not/there/k.db\n")
+    assert main(["--config", str(conf), *words]) == 1
+    assert not (tmp_path / "not").exists()
+    told = capsys.readouterr()
+    if words != ["database", "version"]:
+        assert f"sqlite:///{tmp_path}/not/there/k.db" in told.err and "kilonova database upgrade" in told.err
+
+
 def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(conf), "database", "version"]) == 1
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
