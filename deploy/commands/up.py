@@ -65,11 +65,12 @@ def go_on(cloud: Cloud) -> int:
     say(f"""
 It works. How to go on:
   export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
-  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1 OS_CLOUD=kilonova
+  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1 OS_CLOUD=kilonova KILONOVA_CONF={cloud.config()}
   openstack server list
   openstack server create --image tiny --flavor m1.nano {reach.options} vm1
   openstack console url show first
-  openstack --os-cloud kilonova-admin compute service list{reach.line}
+  openstack --os-cloud kilonova-admin compute service list
+  kilonova hosts{reach.line}
 Logs are in {cloud.home}/log; stop everything with ./deploy/down""")
     return 0
 
