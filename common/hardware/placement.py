@@ -22,7 +22,7 @@ _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
 
 def resources(asked: Asked) -> dict[str, int]:
-    """Resource class -> amount; no zeros."""
+    """Resource class -> amount; no zeros, and not nothing: who holds nothing has no place."""
     flavor, own = asked.flavor, len(dedicated(asked)[0])
     amounts = dict(zip(OWN, (flavor.vcpus - own, own, flavor.memory_mb, flavor.disk_gb), strict=True))
     for name, value in asked.specs.items():
@@ -32,7 +32,10 @@ def resources(asked: Asked) -> dict[str, int]:
                 raise refusal(name, "hosts of this cloud have no such resource.")
             if kind != "PCPU":          # which says what the flavor's CPUs are
                 amounts[kind] = amount
-    return {kind: amount for kind, amount in amounts.items() if amount}
+    held = {kind: amount for kind, amount in amounts.items() if amount}
+    if not held:
+        raise refusal(_RESOURCES + "VCPU", "a server must take something of its host; leave it at least one resource.")
+    return held
 
 
 def traits(asked: Asked) -> tuple[list[str], list[str]]:

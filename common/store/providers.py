@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
+from common.store import services
 from common.store.engine import for_update, insert_ignore, now
 from common.store.schema import (
     aggregate_hosts,
@@ -191,6 +192,8 @@ def of_host(tx: Connection, host: str) -> int:
             raise errors.Conflict(f"The resource provider {row.uuid}, made by hand, has the name of the host {host} "
                                   "and stands in a tree; rename it, so that the host can have its own.")
         tx.execute(sa.update(providers).where(providers.c.id == row.id).values(host=host))
+        tx.execute(sa.delete(provider_traits).where(      # from now on that is for its service to say
+            provider_traits.c.provider_id == row.id, provider_traits.c.trait == services.DISABLED))
     return int(row.id)
 
 

@@ -50,13 +50,15 @@ def found(tx: Any, where: Destination, default_zone: str) -> Destination:
         check_zone(tx, where.zone, default_zone)
     if where.host is None and where.node is None:
         return where
-    for row in hosts.list_all(tx, where.host):
+    rows = hosts.list_all(tx, where.host)
+    for row in rows:
         if where.node in (None, row["hypervisor_hostname"]):
             name = str(row["name"])
             if where.forced and where.zone is not None:
                 return replace(where, host=name, zone=aggregates.zones(tx, default_zone, [name])[name])
             return replace(where, host=name)
-    raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.")
+    other = f" It is there, but its node is not {where.node}." if rows and where.host else ""
+    raise errors.BadRequest(f"Compute host {where.host or where.node} could not be found.{other}")
 
 
 def check_zone(tx: Any, zone: str, default_zone: str) -> None:

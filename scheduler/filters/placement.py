@@ -92,7 +92,8 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         yield Check(stock.most > 0, f"without {name}")
         yield Check(stock.free >= amount, f"short of {name}", amount, stock.free, stock.free // amount)
         allowed = (amount >= stock.least) & (amount <= stock.most) & (amount % stock.step == 0)
-        yield Check(allowed, f"not able to give one server {amount} of {name}")
+        most = int(stock.most[~allowed].max(initial=0))
+        yield Check(allowed, f"not able to give one server {amount} of {name}" + f" (at most {most})" * (most < amount))
 
 
 def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

@@ -71,9 +71,11 @@ def test_a_requested_host_is_not_forced(zoned: Cloud) -> None:
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"host": "nowhere"}, "Compute host nowhere could not be found."),
-    ({"host": "host1", "hypervisor_hostname": "other"}, "Compute host host1 could not be found."),
+    ({"host": "host1", "hypervisor_hostname": "other"},
+     "Compute host host1 could not be found. It is there, but its node is not other."),
     ({"availability_zone": "nova:nowhere"}, "Compute host nowhere could not be found."),
-    ({"availability_zone": "nova:host1:host2.cloud"}, "Compute host host1 could not be found."),
+    ({"availability_zone": "nova:host1:host2.cloud"},
+     "Compute host host1 could not be found. It is there, but its node is not host2.cloud."),
     ({"availability_zone": "a:b:c:d"}, "Unable to parse availability_zone: give ZONE, ZONE:HOST or ZONE:HOST:NODE."),
     ({"availability_zone": "moon"}, "The requested availability zone is not available"),
     ({"availability_zone": "moon", "host": "host1"}, "The requested availability zone is not available"),

@@ -19,6 +19,7 @@ from common.store import (
     providers,
     resource_classes,
     schema,
+    services,
     traits,
     upgrades,
 )
@@ -158,11 +159,13 @@ def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
 
 def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> None:
     uuid = make(store, "host", CUSTOM_X=3, VCPU=2)
+    store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [services.DISABLED]))
     store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
     row = store.read(lambda tx: providers.show(tx, uuid))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert row.host == "host"
     assert (stock["VCPU"].total, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (8, 4.0, 3)
+    assert services.DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], "its service is enabled"
     store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
 
 

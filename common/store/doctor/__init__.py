@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle: the invariants of a cloud, checked on a live database, read only.
 
-``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of
-Kilonova, never something that an operator did; what is merely old (debts, stuck work) is in ``ages``.
+``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
+something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
+guests have them, which nothing else would tell. What is merely old (debts, stuck work) is in ``ages``.
 Run it when the cloud is busy and it may see one transaction's before and another's after: ``check`` reads
 everything in one snapshot where the database has one, and callers repeat a finding before they believe it.
 """

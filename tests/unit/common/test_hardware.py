@@ -235,6 +235,13 @@ def test_resources_are_set_added_and_taken_away() -> None:
     assert resources(flavor(specs), {}) == {"MEMORY_MB": 1, "DISK_GB": 10, "CUSTOM_GOLD": 2}
 
 
+def test_a_server_that_takes_nothing_is_refused() -> None:
+    nothing = dict.fromkeys(("resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"), "0")
+    with pytest.raises(errors.BadRequest, match="resources:VCPU: a server must take something"):
+        resources(flavor(nothing), {})
+    assert resources(flavor({**nothing, "resources:CUSTOM_GOLD": "1"}), {}) == {"CUSTOM_GOLD": 1}
+
+
 def test_traits_of_both() -> None:
     specs = {"trait:HW_CPU_X86_AVX2": "required", "trait:CUSTOM_SLOW": "forbidden"}
     assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (["CUSTOM_A", "HW_CPU_X86_AVX2"], ["CUSTOM_SLOW"])
