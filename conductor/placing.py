@@ -111,7 +111,8 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
     host = run.host
     if host is not None:
         if run.problem is not None and run.problem.retryable:
-            run.verdicts.append((host, False))
+            run.verdicts.append((host, -1))
+            run.data.setdefault("blamed", []).append(host)
         run.data.pop("tried", None)
         run.data.setdefault("failed_hosts", []).append(host)
         guests.owe(tx, run.server.id, run.action.fence, host=host, may_run=False)
@@ -122,12 +123,18 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
 def worked(run: Run) -> None:
     """The guest was built; said of a host only where builds had failed before this one."""
     if run.data.pop("tried", False) and run.host is not None:
-        run.verdicts.append((run.host, True))
+        run.verdicts.append((run.host, 0))
 
 
 def elsewhere(engine: Engine, run: Run, problem: StepFailed) -> bool:
-    """Begin again on another host, while there are attempts and the failure was the host's own."""
+    """Begin again on another host, while there are attempts and the failure was the host's own.
+
+    A server that could be built on none of several hosts is itself to blame as likely as they: what was said of them is
+    taken back, so that nobody puts hosts out of use by asking for servers that cannot be.
+    """
     if not problem.retryable or run.attempt >= engine.max_attempts:
+        if len(blamed := set(run.data.pop("blamed", ()))) > 1:
+            run.verdicts += [(host, 1) for host in sorted(blamed)]
         return False
     run.due(None, phase="do", attempt=run.attempt + 1, host=None)
     return True

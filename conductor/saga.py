@@ -143,7 +143,7 @@ class StepFailed(Exception):
 class Run:
     """One action within one transaction: what is known of it, and what will be written.
 
-    claimed: the fitting that this transaction's claim got. verdicts: builds on hosts, and whether they worked.
+    claimed: the fitting that this transaction's claim got. verdicts: of builds on hosts, for ``allocations.judge``.
     """
 
     action: Row[Any]
@@ -158,7 +158,7 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
     claimed: Fitting | None = None
-    verdicts: list[tuple[str, bool]] = field(default_factory=list)
+    verdicts: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def attempt(self) -> int:

@@ -196,14 +196,19 @@ def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
     return {row.host: row.id for row in _lock(tx, hosts)}
 
 
-def judge(tx: Connection, verdicts: Sequence[tuple[str, bool]]) -> None:
-    """Write what became of builds: (host, whether it worked). One that worked makes the host as good as any."""
+def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
+    """Write what became of builds: (host, -1: one failed, 0: it worked, 1: a failure is taken back). One that worked
+    makes the host as good as any."""
     if not verdicts:
         return
     for row in _lock(tx, sorted({host for host, _ in verdicts})):
-        told = [worked for host, worked in verdicts if host == row.host]
-        values = {"failures": 0, "failed_at": None} if any(told) else {
-            "failures": row.failures + len(told), "failed_at": now()}
+        told = [verdict for host, verdict in verdicts if host == row.host]
+        failures = 0 if 0 in told else max(0, row.failures - sum(told))
+        values: dict[str, Any] = {"failures": failures}
+        if failures == 0:
+            values["failed_at"] = None
+        elif -1 in told:
+            values["failed_at"] = now()
         tx.execute(sa.update(providers).where(providers.c.id == row.id).values(values))
 
 

@@ -75,7 +75,7 @@ def let_go(store: Store, server: str, host: str) -> None:
 
 def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
     def work(tx: Connection) -> None:
-        allocations.judge(tx, [(host, False)] * times)
+        allocations.judge(tx, [(host, -1)] * times)
         tx.execute(sa.update(schema.providers).where(schema.providers.c.host == host).values(
             failed_at=now() - seconds_ago * SECOND))
     store.write(work)
@@ -208,7 +208,7 @@ def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
 def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None:
     new_host(store, "h1")
     failed(store, "h1", 7)
-    store.write(lambda tx: allocations.judge(tx, [("h1", True)]))
+    store.write(lambda tx: allocations.judge(tx, [("h1", 0)]))
     again = wish(["h1"])
     assert (claim(store, again), again.tried) == (["h1"], False)
 

@@ -275,6 +275,24 @@ def test_a_try_that_fails_leaves_the_host_out_again(cloud: Cloud) -> None:
     assert "failed builds" in failure(cloud, again)
 
 
+def test_a_server_that_no_host_can_build_puts_none_out_of_use(cloud: Cloud) -> None:
+    for host in ("h1", "h2", "h3"):
+        break_builds(cloud, host, 9)
+    for _ in range(6):
+        server = cloud.create()[0]
+        cloud.settle()
+        assert cloud.show(server).vm_state == states.ERROR
+    assert [failures(cloud, host) for host in ("h1", "h2", "h3")] == [0, 0, 0]
+
+
+def test_a_server_that_another_host_can_build_tells_of_the_one_that_could_not(cloud: Cloud) -> None:
+    break_builds(cloud, "h1", 9)
+    servers = cloud.create(12)
+    cloud.settle()
+    assert where(cloud, servers)["h1"] == where(cloud, servers)[None] == 0
+    assert failures(cloud, "h1") > 0
+
+
 def test_what_the_last_host_said_is_not_lost_when_there_is_no_other(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True, details="/dev/sda1")]
     server = cloud.create(host="h1")[0]
