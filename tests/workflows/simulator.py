@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
+from oslo_config import cfg
 
 from common import config, ids, states
 from common.clock import SECOND
@@ -84,6 +85,14 @@ class Host:
             self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
 
 
+def _defaults() -> cfg.ConfigOpts:
+    """Kilonova's options with their defaults; the process's own may know other libraries' that have none."""
+    conf = cfg.ConfigOpts()
+    config.register(conf)
+    conf([], default_config_files=[], default_config_dirs=[])
+    return conf
+
+
 class Cloud:
     """The post between the parts is this object: see ``lose``."""
 
@@ -92,7 +101,7 @@ class Cloud:
         schema.metadata.create_all(store.engine)
         self.images, self.networks = Images(), Networks()
         self.hosts = {f"h{n}": Host(f"h{n}", time, self.images) for n in range(1, hosts + 1)}
-        self.scheduler = Proposals(Hosts(store, time), options(config.load()))
+        self.scheduler = Proposals(Hosts(store, time), options(_defaults()))
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
