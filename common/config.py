@@ -119,8 +119,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "scheduler": (
         cfg.ListOpt("enabled_filters",
-                    default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter", "SameHostFilter",
-                             "DifferentHostFilter", "ServerGroupAntiAffinityFilter", "ServerGroupAffinityFilter"],
+                    default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter",
+                             "ServerGroupAntiAffinityFilter", "ServerGroupAffinityFilter"],
                     help="Filters, in order: Nova's, and those that installed distributions bring. Zones, traits, "
                          "resources, server groups, NUMA cells and PCI devices are always checked."),
         cfg.IntOpt("max_instances_per_host", default=50, min=1,
