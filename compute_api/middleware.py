@@ -5,6 +5,7 @@ Each reads and writes ``req.context`` (a ``State``). Nothing here knows an opera
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import falcon
@@ -12,7 +13,7 @@ import orjson
 
 from common import errors, ids
 from common.context import RequestContext
-from compute_api import microversions, reading, routes
+from compute_api import callers, microversions, reading, routes
 
 
 class State:
@@ -86,21 +87,14 @@ class Callers:
         state, said = req.context, req.env.get
         if state.open:
             return
-        user, project = said("HTTP_X_USER_ID", ""), said("HTTP_X_PROJECT_ID", "")
-        if said("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
-            raise errors.Unauthorized("The request you have made requires authentication.")
-        if not project:
-            raise errors.Forbidden("The token has no project scope; ask for one with a project.")
-        if state.url_project and state.url_project != project:
+        caller = callers.confirmed(req.env, state.request_id, req.remote_addr)
+        if state.url_project and state.url_project != caller.project_id:
             raise errors.BadRequest(f"Malformed request URL: URL's project_id '{state.url_project[:64]}' doesn't match "
-                                    f"Context's project_id '{project}'")
+                                    f"Context's project_id '{caller.project_id}'")
         asked_with = said("HTTP_X_OPENSTACK_REQUEST_ID", "")
-        state.caller = RequestContext(
-            user_id=user, project_id=project, request_id=state.request_id, token=said("HTTP_X_AUTH_TOKEN", ""),
-            roles=tuple(role.strip() for role in said("HTTP_X_ROLES", "").split(",") if role.strip()),
-            global_request_id=asked_with if ids.is_request(asked_with) else None,
-            system_scope=said("HTTP_OPENSTACK_SYSTEM_SCOPE"), project_name=said("HTTP_X_PROJECT_NAME"),
-            remote_address=req.remote_addr)
+        state.caller = replace(
+            caller, token=said("HTTP_X_AUTH_TOKEN", ""), project_name=said("HTTP_X_PROJECT_NAME"),
+            global_request_id=asked_with if ids.is_request(asked_with) else None)
 
 
 class Microversions:

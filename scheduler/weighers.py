@@ -17,6 +17,7 @@ from oslo_config import cfg
 
 from common.hardware import hardware
 from common.models import RequestSpec
+from scheduler import third_parties
 from scheduler.snapshot import Floats, Numbers, Snapshot
 
 ENTRY_POINTS = "kilonova.scheduler.weighers"
@@ -150,11 +151,7 @@ def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
             cannot be made.
     """
     names = dict.fromkeys(conf.scheduler.enabled_weighers)
-    foreign = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
-    unknown = [name for name in names if name not in BUILT_IN and name not in foreign]
-    if unknown:
-        raise UnknownWeigher(f"[scheduler] enabled_weighers: unknown {', '.join(unknown)}; "
-                             f"allowed are {', '.join(sorted({*BUILT_IN, *foreign}))}")
+    foreign = third_parties.installed("enabled_weighers", names, ENTRY_POINTS, BUILT_IN, UnknownWeigher)
     return tuple(_foreign(foreign[name], conf) if name in foreign else BUILT_IN[name](conf) for name in names)
 
 
@@ -163,8 +160,7 @@ def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
     try:
         made = point.load()(conf)
     except Exception as problem:
-        raise UnknownWeigher(f"[scheduler] enabled_weighers: {point.name} ({point.value}) cannot be made: "
-                             f"{type(problem).__name__}: {problem}") from problem
+        raise UnknownWeigher(third_parties.refusal("enabled_weighers", point, problem)) from problem
     if not isinstance(made, Weigher):
         raise UnknownWeigher(f"[scheduler] enabled_weighers: {point.name} ({point.value}) makes no Weigher")
     return made

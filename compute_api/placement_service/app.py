@@ -20,7 +20,7 @@ from common.clock import SECOND
 from common.context import RequestContext
 from common.store import providers
 from common.store.engine import Store
-from compute_api import reading
+from compute_api import callers, reading
 from compute_api.placement_service import faults, routes, versions
 from compute_api.placement_service.request import Answer, Request
 from compute_api.placement_service.routes import Route
@@ -86,18 +86,8 @@ class Callers:
     """Who asks, as the wrapper around the application found out; 401 for nobody, except for the versions."""
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
-        said = req.env.get
-        if req.path == "/":
-            return
-        user, project = said("HTTP_X_USER_ID", ""), said("HTTP_X_PROJECT_ID", "")
-        if said("HTTP_X_IDENTITY_STATUS") != "Confirmed" or not user:
-            raise errors.Unauthorized("The request you have made requires authentication.")
-        if not project:
-            raise errors.Forbidden("The token has no project scope; ask for one with a project.")
-        req.context.caller = RequestContext(
-            user_id=user, project_id=project, request_id=req.context.request_id,
-            roles=tuple(role.strip() for role in said("HTTP_X_ROLES", "").split(",") if role.strip()),
-            system_scope=said("HTTP_OPENSTACK_SYSTEM_SCOPE"), remote_address=req.remote_addr)
+        if req.path != "/":
+            req.context.caller = callers.confirmed(req.env, req.context.request_id, req.remote_addr)
 
 
 class Endpoint:

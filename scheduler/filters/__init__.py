@@ -17,6 +17,7 @@ import numpy as np
 from oslo_config import cfg
 
 from common.models import RequestSpec
+from scheduler import third_parties
 from scheduler.filters import aggregates, capabilities, hints, hosts, images, limits, placement
 from scheduler.filters.check import Check, Factory, Filter, of_facts
 from scheduler.snapshot import Mask, Snapshot
@@ -109,11 +110,7 @@ def load(conf: cfg.ConfigOpts) -> Filters:
             cannot be made.
     """
     names = dict.fromkeys(conf.scheduler.enabled_filters)
-    foreign = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
-    unknown = [name for name in names if name not in BUILT_IN and name not in foreign]
-    if unknown:
-        raise UnknownFilter(f"[scheduler] enabled_filters: unknown {', '.join(unknown)}; "
-                            f"allowed are {', '.join(sorted({*BUILT_IN, *foreign}))}")
+    foreign = third_parties.installed("enabled_filters", names, ENTRY_POINTS, BUILT_IN, UnknownFilter)
     enabled = []
     for name in names:
         if name in foreign:
@@ -129,8 +126,7 @@ def _foreign(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, 
         factory = point.load()
         return _guarded(point.name, factory(conf)), bool(getattr(factory, "on_rebuild", False))
     except Exception as problem:
-        raise UnknownFilter(f"[scheduler] enabled_filters: {point.name} ({point.value}) cannot be made: "
-                            f"{type(problem).__name__}: {problem}") from problem
+        raise UnknownFilter(third_parties.refusal("enabled_filters", point, problem)) from problem
 
 
 def _guarded(name: str, ask: Filter) -> Filter:
