@@ -220,7 +220,7 @@ class Sync:
     of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
     report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
     are, by key. ``cached``: what became of images that the host was to fetch ahead: image -> "" when it is there, or
-    why not; told until an answer comes. ``ask`` is true for the
+    why not; told until an answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the
     periodic exchange, which is answered with what the host should be doing.
     """
 
@@ -236,18 +236,21 @@ class Sync:
     metrics: dict[str, float] | None = None
     phases: dict[str, str] = field(default_factory=dict)
     cached: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
     """The conductor's half: the session in force (0: say hello again), the result keys it has written
     down, the commands and debts that the host does not seem to know of, and fences that it should know: all
-    guests' at hello, else those of domains that it told of under an older one."""
+    guests' at hello, else those of domains that it told of under an older one. ``stop``, at hello: servers whose
+    domain here must be off, because they are or may be elsewhere."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     guests: dict[str, int] | None = None
+    stop: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

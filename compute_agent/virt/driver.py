@@ -10,7 +10,7 @@ that does not answer is ``errors.Unavailable``: what became of the verb is not k
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,17 +41,50 @@ class Cancelled(Exception):
     """A higher fence arrived while the verb ran; it stopped within five seconds."""
 
 
+def no_wish() -> str:
+    """Nobody wishes anything of a migration."""
+    return ""
+
+
+def not_told(numbers: Mapping[str, int]) -> None:
+    """Nobody asks how far a migration is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a verb may use while it runs: where to tell its phase, and whether to stop.
 
     ``phase`` takes one of "waiting to fetch image", "fetching image", "making disks", "starting", "waiting for the
     network" …; ``cancelled`` is asked at least every few seconds by anything long and answers True when the verb must
-    raise ``Cancelled``.
+    raise ``Cancelled``. Of a live migration ``wish`` says "abort" or "complete" once somebody has asked for it, and
+    ``measured`` takes how far it is, in bytes: memory_total, memory_processed, memory_remaining, and disk_ likewise.
     """
 
     phase: Callable[[str], None]
     cancelled: Callable[[], bool]
+    wish: Callable[[], str] = no_wish
+    measured: Callable[[Mapping[str, int]], None] = not_told
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a guest, as another host may read it. size: its length; bytes: what of it is data, not holes."""
+
+    name: str
+    size: int
+    bytes: int
+
+
+class Peer(Protocol):
+    """A guest's files at the host that has them, read from another."""
+
+    def parts(self) -> list[Part]:
+        """What there is to read. VerbFailed when the host does not know of the offer, Unavailable when it does not
+        answer."""
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        """(offset, data) in rising order, at most 1 MiB each; what is left out is a hole. What arrives is what was
+        sent: a difference is VerbFailed, a lost connection Unavailable."""
 
 
 #: Stores an image: takes its bytes, in chunks of at most 1 MiB, and returns when the image service has them all.
@@ -137,8 +170,50 @@ class Driver(Protocol):
         config_drive, num_cpus, num_disks, num_nics, memory_details, cpu_details, disk_details, nic_details.
         VerbFailed when it does not run."""
 
-    def ensure_absent(self, server: str, fence: int) -> None:
-        """Destroy and undefine the domain, remove its disks and files. No domain: still removes files."""
+    def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
+        """Destroy and undefine the domain, remove its disks and files. No domain: still removes files. ``keep_files``:
+        the guest of another host has them, on shared storage."""
+
+    # --- a guest that moves while it is off ---
+    def offer(self, server: str, fence: int, secret: str, run: Run) -> dict[str, Any]:
+        """Let whoever brings the secret read the guest's files, until it is offered with another secret, started or
+        removed; returns {"bytes": of data}. Of a guest that runs only the files that it cannot change. Repeatable."""
+
+    def parts(self, server: str, secret: str) -> list[Part]:
+        """The files that were offered under this secret; errors.Forbidden when none were."""
+
+    def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+        """The data of one of ``parts``, as ``Peer.read`` gives it; errors.NotFound when there is no such part."""
+
+    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        """Before the guest is stopped where it is: whatever could keep ``receive`` and ``install`` from succeeding
+        here fails now (hardware, space, base image). Leaves no guest. Repeatable."""
+
+    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        """The guest's files are here, whole, its disk as large as ``spec.flavor`` wants it; ``peer`` None: they were
+        before, on shared storage. No domain is made. Returns {"bytes": that travelled}. Stops within five seconds when
+        cancelled; repeatable."""
+
+    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        """A domain as ``spec`` says over the files that are here, started if ``runs`` (with ``spec.paused`` its CPUs
+        wait), else off. Repeatable. After VerbFailed nothing of it runs."""
+
+    # --- a guest that moves while it runs ---
+    def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
+                        run: Run) -> dict[str, Any]:
+        """At the destination: whether the guest, which runs on a CPU as ``cpu`` (a host's ``cpu_info``) says, can come
+        here; if so all that the migration does not bring by itself is here: with storage that is not ``shared`` a disk
+        to be filled. Returns what ``live_migrate`` needs to know of this host. VerbFailed says why not. Repeatable."""
+
+    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
+        """At the source: move the running (or paused) guest; ``spec`` is the guest as it will be there, ``to`` what
+        ``prepare_arrival`` returned and the destination's address. Returns {"bytes", "job_seconds"} when it is not
+        here any more. VerbFailed: it is here, as before. Found begun after a crash, the job is joined. Obeys
+        ``run.wish``; when cancelled the job is aborted."""
+
+    def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
+        """At the destination: the guest that came runs (or is paused) here, defined as ``spec`` says and with its
+        fence. VerbFailed: it is not here, and nothing of it runs. Repeatable."""
 
     def console_output(self, server: str, limit: int) -> str:
         """The last ``limit`` bytes of the serial console, decoded with replacement; also of a domain that
