@@ -5,13 +5,16 @@ Called by deploy/up, by the lab and by the tests: ``start(state_dir)`` returns t
 ends it and the guests it runs. libvirtd's folders are fixed when it is compiled, so it gets a mount namespace
 in which they are folders of ``state_dir``; and a PID namespace whose first process reaps the dead (libvirt
 waits for QEMU to vanish) and starts a daemon that died again. ``serve`` may also make it another host of this machine:
-with a network namespace, in which the guests' devices then appear, and a name. ``state_dir`` must be short: sockets
-live below it. Must stay true: nothing outside ``state_dir`` is written, and no process survives ``stop``.
+with a network namespace, in which the guests' devices then appear, and a name; and give it an address at which other
+hosts' libvirtds reach it, for guests that move while they run: whoever reaches that address owns the host.
+``state_dir`` must be short: sockets live below it. Must stay true: nothing outside ``state_dir`` is written, no process
+survives ``stop``, and without an address nothing listens.
 """
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 #: libvirt's own folder -> ours, below the state folder.
@@ -42,8 +46,10 @@ def uri(state_dir: str | Path) -> str:
     return f"qemu+unix:///system?socket={_socket(Path(state_dir))}"
 
 
-def start(state_dir: str | Path, seconds: float = 30) -> str:
-    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI. Raises Failed."""
+def start(state_dir: str | Path, seconds: float = 30, *, host: tuple[Path, str] | None = None,
+          address: str = "") -> str:
+    """Start libvirtd unless it runs, wait until it accepts connections, and return its URI. ``host`` and ``address``
+    are as ``serve`` has them. Raises Failed."""
     folder = Path(state_dir).resolve()
     missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=_path()) is None]
     if missing:
@@ -52,7 +58,7 @@ def start(state_dir: str | Path, seconds: float = 30) -> str:
         raise Failed(
             f"{folder} is too long for socket paths: take a folder of at most {LONGEST_STATE_DIR} letters"
         )
-    serving = None if is_running(folder) else _serve_behind(folder)
+    serving = None if is_running(folder) else _serve_behind(folder, host, address)
     deadline = time.monotonic() + seconds
     while not _accepts(folder):
         if time.monotonic() > deadline or (serving and serving.poll() is not None):
@@ -63,10 +69,11 @@ def start(state_dir: str | Path, seconds: float = 30) -> str:
     return uri(folder)
 
 
-def _serve_behind(folder: Path) -> subprocess.Popen[bytes]:
+def _serve_behind(folder: Path, host: tuple[Path, str] | None, address: str) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
+    where = [str(host[0]), host[1], *([address] if address else [])] if host else []
     with (folder / "libvirtd.out").open("ab") as out:
-        return subprocess.Popen([sys.executable, __file__, "serve", str(folder)], stdin=subprocess.DEVNULL,
+        return subprocess.Popen([sys.executable, __file__, "serve", str(folder), *where], stdin=subprocess.DEVNULL,
                                 stdout=out, stderr=out, start_new_session=True)
 
 
@@ -96,42 +103,49 @@ def is_running(state_dir: str | Path) -> bool:
     return False
 
 
-def serve(state_dir: Path, host: tuple[Path, str] | None = None) -> int:
+def serve(state_dir: Path, host: tuple[Path, str] | None = None, address: str = "") -> int:
     """Stay in the foreground as long as libvirtd runs. SIGTERM ends it with its guests. ``host``: the file of the
-    network namespace to run in, and the name of the host that it is there."""
+    network namespace to run in, and the name of the host that it is there. ``address``: where it listens there, for
+    ``qemu+tcp://address/system``, without asking who calls."""
     with (state_dir / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
-        configure(state_dir)
+        configure(state_dir, address)
         if host is not None:
             _become(*host)
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir, own_network=host is not None))
+            os._exit(_first_process(state_dir, own_network=host is not None, listens=bool(address)))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def configure(state_dir: Path) -> None:
-    """Write the configuration once; an operator's changes to it stay."""
+def configure(state_dir: Path, address: str = "") -> None:
+    """Write the settings that the configuration does not have yet; an operator's changes to it stay."""
     for ours in FOLDERS.values():
         (state_dir / ours).mkdir(parents=True, exist_ok=True)
-    files = {
-        "libvirtd.conf": f'auth_unix_rw = "none"\nunix_sock_rw_perms = "0700"\nhost_uuid = "{uuid.uuid4()}"\n',
-        "qemu.conf": 'user = "root"\ngroup = "root"\nsecurity_driver = "none"\nnamespaces = []\n'
-        'cgroup_controllers = []\nremember_owner = 0\nstdio_handler = "logd"\n',
+    files: dict[str, dict[str, object]] = {
+        "libvirtd.conf": {"auth_unix_rw": "none", "unix_sock_rw_perms": "0700", "host_uuid": str(uuid.uuid4())},
+        "qemu.conf": {"user": "root", "group": "root", "security_driver": "none", "namespaces": [],
+                      "cgroup_controllers": [], "remember_owner": 0, "stdio_handler": "logd"},
     }
-    for name, text in files.items():
+    if address:
+        files["libvirtd.conf"] |= {"listen_tls": 0, "listen_tcp": 1, "listen_addr": address, "auth_tcp": "none"}
+        files["qemu.conf"] |= {"migration_address": address, "migration_host": address}
+    for name, settings in files.items():
         path = state_dir / "etc" / name
-        if not path.exists():
-            path.write_text(text)
+        written = path.read_text() if path.exists() else ""
+        known = {line.split("=")[0].strip() for line in written.splitlines()}
+        missing = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if key not in known]
+        if missing:
+            path.write_text(written + "".join(missing))
 
 
-def _first_process(state_dir: Path, own_network: bool = False) -> int:
+def _first_process(state_dir: Path, own_network: bool = False, listens: bool = False) -> int:
     """Process 1 of the namespace: mounts, daemons, and reaping until told to stop."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
@@ -145,21 +159,22 @@ def _first_process(state_dir: Path, own_network: bool = False) -> int:
         stale.unlink()
     waited = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    daemons = {_spawn(daemon): daemon for daemon in DAEMONS}
+    options = {"libvirtd": ["--listen"] if listens else []}
+    daemons = {_spawn(daemon, options): daemon for daemon in DAEMONS}
     while signal.sigwait(waited) == signal.SIGCHLD:
         while dead := os.waitpid(-1, os.WNOHANG)[0]:
             if dead in daemons:
                 time.sleep(PAUSE_BEFORE_RESTART)
                 daemon = daemons.pop(dead)
-                daemons[_spawn(daemon)] = daemon
+                daemons[_spawn(daemon, options)] = daemon
     return 0
 
 
-def _spawn(daemon: str) -> int:
+def _spawn(daemon: str, options: Mapping[str, list[str]]) -> int:
     path = shutil.which(daemon, path=_path())
     assert path is not None, "start() has looked for it"
     # Without the option the pid file would be in /run itself, where another libvirtd may hold it.
-    command = [path, "--pid-file", f"/run/libvirt/{daemon}.pid"]
+    command = [path, "--pid-file", f"/run/libvirt/{daemon}.pid", *options.get(daemon, [])]
     return os.posix_spawn(path, command, os.environ, setsid=True, setsigmask=[])
 
 
@@ -221,10 +236,10 @@ def main(arguments: list[str]) -> int:
             stop(folder)
         case ["serve", folder]:
             return serve(Path(folder).resolve())
-        case ["serve", folder, network, name]:
-            return serve(Path(folder).resolve(), (Path(network), name))
+        case ["serve", folder, network, name, *address] if len(address) < 2:
+            return serve(Path(folder).resolve(), (Path(network), name), *address)
         case _:
-            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE HOST]", file=sys.stderr)
+            print("usage: libvirtd start|stop|serve STATE_DIR [NETWORK_NAMESPACE_FILE HOST [ADDRESS]]", file=sys.stderr)
             return 2
     return 0
 
