@@ -30,8 +30,9 @@ class Wish:
 
     forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may
     have moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of
-    the host, ``fitting`` says which it got. tried: builds failed on the host before this claim. refused: why the last
-    host looked at was not it.
+    the host, ``fitting`` says which it got. leaves: the host that the consumer leaves and the migration that holds from
+    now on what it has there. tried: builds failed on the host before this claim. refused: why the last host looked at
+    was not it.
     """
 
     consumer: str
@@ -43,6 +44,7 @@ class Wish:
     zone: str | None = None
     group: str | None = None
     hardware: Hardware | None = None
+    leaves: tuple[str, str] | None = None
     host: str | None = field(default=None)
     fitting: Fitting | None = field(default=None)
     tried: bool = field(default=False)
@@ -130,6 +132,7 @@ def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = No
     if not wanted:
         return
     groups = server_groups.lock_hard(tx, {wish.group for wish in wishes if wish.group and wish.hosts})
+    wanted = sorted({*wanted, *(wish.leaves[0] for wish in wishes if wish.leaves and wish.hosts)})
     locked = _hosts(tx, wanted, patience or Patience(), any(wish.hardware is not None for wish in wishes))
     if any(wish.zone is not None for wish in wishes):
         found = zones.hosts(tx, wanted)
@@ -151,6 +154,10 @@ def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = No
         rows += [{"provider_id": host.provider, "consumer_id": wish.consumer, "resource_class": name, "used": amount}
                  for name, amount in amounts.items()]
         holders.append({"id": wish.consumer, "type": "server", "project_id": wish.project_id, "user_id": wish.user_id})
+        if wish.leaves is not None and wish.leaves[0] in locked:
+            hand_over(tx, locked[wish.leaves[0]].provider, wish.consumer, wish.leaves[1])
+            holders.append({"id": wish.leaves[1], "type": "migration", "project_id": wish.project_id,
+                            "user_id": wish.user_id})
     if holders:
         _add_consumers(tx, holders)
         tx.execute(sa.insert(allocations), rows)
@@ -253,8 +260,22 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
     insert_many(tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True)
 
 
+def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
+    """What one consumer holds of a provider, which is locked, is another's from now on."""
+    tx.execute(sa.update(allocations).where(allocations.c.provider_id == provider,
+                                            allocations.c.consumer_id == holder).values(consumer_id=to))
+
+
+def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
+    """A migration is over, and its server is where it was: it holds again what the migration held there."""
+    provider = lock(tx, [host]).get(host)
+    if provider is not None:
+        hand_over(tx, provider, migration, server)
+    tx.execute(sa.delete(consumers).where(consumers.c.id == migration))
+
+
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
-    """Give back what these (server, host) pairs hold."""
+    """Give back what these (consumer, host) pairs hold."""
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
     tx.execute(sa.delete(allocations).where(

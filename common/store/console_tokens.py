@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, Row
 from common import errors
 from common.clock import SECOND
 from common.store.engine import now
-from common.store.guests import ABSENT
+from common.store.guests import HERE
 from common.store.schema import console_tokens, guests
 
 UNUSED_PER_SERVER = 32          #: the newest; older ones are forgotten
@@ -29,7 +29,7 @@ _KEPT = 3600 * SECOND           #: after its expiry a row is kept for a while, f
 #: The guest that a token was made for is still the one that is there.
 _GUEST_IS_THERE = sa.exists().where(
     guests.c.server_id == console_tokens.c.server_id, guests.c.host == console_tokens.c.host,
-    guests.c.fence == console_tokens.c.fence, guests.c.wanted != ABSENT).correlate(console_tokens)
+    guests.c.fence == console_tokens.c.fence, guests.c.wanted.in_(HERE)).correlate(console_tokens)
 _USABLE = sa.and_(console_tokens.c.used_at.is_(None), console_tokens.c.expires_at > now(), _GUEST_IS_THERE)
 
 
@@ -43,7 +43,7 @@ def create(tx: Connection, server_id: str, kind: str, *, project_id: str, user_i
 
     Old rows are removed here: what expired long ago, and of this server's unused ones all but the newest.
     """
-    guest = tx.execute(sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)).first()
+    guest = tx.execute(sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted.in_(HERE))).first()
     if guest is None:
         raise errors.Conflict(f"Instance {server_id} is not ready")
     _remove(tx, sa.select(console_tokens.c.hash).where(console_tokens.c.expires_at < now() - _KEPT).limit(1000))

@@ -2,8 +2,9 @@
 """Guests: where a domain of a server exists or may exist, and what is wanted of it.
 
 A row with ``absent`` is a *debt*: it stays until its host has confirmed that nothing is left, and it is the
-only licence to remove a domain. A guest's allocations live and die with its row (``allocations`` is called
-from here and from nowhere else), so the two can always be compared.
+only licence to remove a domain. One that is ``kept`` is off, on a host that the server may come back to; one that is
+``arriving`` is being made, where the server is not yet. A guest's allocations live and die with its row
+(``allocations`` is called from here and from nowhere else), so the two can always be compared.
 """
 from __future__ import annotations
 
@@ -17,31 +18,42 @@ from common.store import allocations
 from common.store.engine import for_update, insert_many, now
 from common.store.schema import guests, heartbeats, servers, services
 
-RUNNING, STOPPED, ABSENT = "running", "stopped", "absent"
+RUNNING, STOPPED, ABSENT, KEPT, ARRIVING = "running", "stopped", "absent", "kept", "arriving"
+HERE = (RUNNING, STOPPED)           #: the guest of the place where the server is
 
 
 def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """New guests of placements that were just claimed: each row has server_id, host, fence, and its fitting where it
     holds particular parts of the host, until the row goes."""
-    base = {"wanted": RUNNING, "may_run": True, "fitting": None}
+    base = {"wanted": RUNNING, "may_run": True, "fitting": None, "holder": None, "keeps_files": False}
     insert_many(tx, guests, [{**base, **row} for row in rows], "changed_at")
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: str, may_run: bool) -> None:
-    """Say what is wanted of the guests of these servers that are not debts."""
-    tx.execute(sa.update(guests).where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted != ABSENT).values(
+    """Say what is wanted of the guests of these servers where they are."""
+    tx.execute(sa.update(guests).where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE)).values(
         wanted=wanted, may_run=may_run, changed_at=now()))
 
 
-def owe(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True) -> None:
+def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: Any) -> None:
+    """Say what the guest of a server on one host is from now on, unless it is a debt; ``changes`` may be may_run,
+    holder, fence and keeps_files."""
+    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.host == host,
+                                       guests.c.wanted != ABSENT).values(wanted=wanted, changed_at=now(), **changes))
+
+
+def owe(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True,
+        keeps_files: bool = False) -> None:
     """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known that
-    nothing of them runs."""
+    nothing of them runs. ``keeps_files``: their files are those of a guest that stays, on shared storage."""
     change = sa.update(guests).where(guests.c.server_id == server_id, guests.c.wanted != ABSENT)
     if host is not None:
         change = change.where(guests.c.host == host)
     values: dict[str, Any] = {"wanted": ABSENT, "fence": fence, "changed_at": now(), "sent_at": None}
     if not may_run:
         values["may_run"] = False
+    if host is not None:
+        values["keeps_files"] = keeps_files
     tx.execute(change.values(values))
 
 
@@ -55,10 +67,11 @@ def pay(tx: Connection, paid: Iterable[tuple[str, str, int]]) -> set[str]:
         return set()
     rows = tx.execute(for_update(sa.select(guests).where(
         guests.c.server_id.in_(sorted({server for server, _ in wanted})), guests.c.wanted == ABSENT)))
-    struck = [(row.server_id, row.host) for row in rows
+    paying = [row for row in rows
               if (row.server_id, row.host) in wanted and row.fence <= wanted[row.server_id, row.host]]
+    struck = [(row.server_id, row.host) for row in paying]
     if struck:
-        allocations.release(tx, struck)
+        allocations.release(tx, [(row.holder or row.server_id, row.host) for row in paying])
         tx.execute(sa.delete(guests).where(guests.c.server_id.in_([server for server, _ in struck]),
                                            sa.tuple_(guests.c.server_id, guests.c.host).in_(struck)))
     return {server for server, _ in struck}
@@ -90,6 +103,16 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
     """All that may exist on a host, with the fence it must know: the answer to its hello."""
     return {row.server_id: row.fence for row in tx.execute(
         sa.select(guests.c.server_id, guests.c.fence).where(guests.c.host == host))}
+
+
+def places(tx: Connection, server_id: str) -> list[Row[Any]]:
+    """All guests of a server, debts too; its row is locked."""
+    return list(tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host)))
+
+
+def kept_on(tx: Connection, host: str) -> list[str]:
+    """Servers whose domain on this host must be off: they are, or may be, elsewhere."""
+    return sorted(tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)))
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:

@@ -54,6 +54,7 @@ def greet(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> 
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, services.COMPUTE)
+    services.returned(tx, name)
     return row.session + 1, booted
 
 

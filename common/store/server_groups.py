@@ -33,7 +33,7 @@ class Hard:
         """May this server be on this host, as far as the others are concerned?"""
         others = [where for member, where in self.members if member != server]
         if self.policy == AFFINITY:
-            return not others or host in others
+            return all(where == host for where in others)      # one that moves is in two places until it has moved
         return others.count(host) < self.most
 
 

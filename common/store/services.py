@@ -108,6 +108,27 @@ def remove(tx: Connection, row: Row[Any]) -> None:
     tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
 
 
+def fence(tx: Connection, host: str) -> None:
+    """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it says hello."""
+    tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE).values(
+        forced_down=True, fenced_at=now(), updated_at=now()))
+    _flipped(tx, [host])
+
+
+def returned(tx: Connection, host: str) -> None:
+    """A host says hello: that it was fenced proves nothing any more; an admin's own word stands."""
+    tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
+                                         services.c.fenced_at.is_not(None)).values(
+        forced_down=False, fenced_at=None, updated_at=now()))
+
+
+def are_dead(tx: Connection, host: str) -> bool:
+    """Is there proof that the guests of a host are dead: fenced, or an admin's word? Nobody can take it back before
+    the transaction ends."""
+    return bool(tx.scalar(for_update(sa.select(services.c.forced_down).where(
+        services.c.host == host, services.c.binary == COMPUTE))))
+
+
 def is_up(tx: Connection, host: str) -> bool:
     """Whether commands reach this compute host now."""
     row = tx.execute(_joined().where(services.c.host == host, services.c.binary == COMPUTE)).first()
@@ -124,7 +145,8 @@ def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
     unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
     if unknown:
         raise ValueError(f"not settable: {sorted(unknown)}")
-    if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(**changes, updated_at=now())).rowcount:
+    if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(
+            **changes, **({"fenced_at": None} if "forced_down" in changes else {}), updated_at=now())).rowcount:
         raise errors.NotFound(f"Service {uuid} could not be found.")
     row = tx.execute(sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)).one()
     provider = tx.scalar(for_update(sa.select(providers.c.id).where(providers.c.host == row.host)))

@@ -22,8 +22,9 @@ from common.store.actions import LIVE
 from common.store.doctor import placement
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
-from common.store.guests import ABSENT
-from common.store.schema import actions, guests, servers
+from common.store.guests import ABSENT, ARRIVING, HERE, KEPT
+from common.store.migrations import OPEN
+from common.store.schema import actions, guests, migrations, servers
 
 __all__ = ["Finding", "ages", "check", "compare", "compare_ports"]
 
@@ -32,17 +33,20 @@ def check(tx: Connection) -> list[Finding]:
     """All findings, sorted; an empty list is a clean cloud."""
     live = {row.id: row for row in tx.execute(sa.select(servers).where(servers.c.deleted == 0))}
     records = list(tx.execute(sa.select(guests)))
-    findings = [*_guests(live, records), *placement.check(tx, live, records), *_actions(tx, live)]
+    moves = list(tx.execute(sa.select(migrations).where(sa.or_(
+        migrations.c.status.in_(OPEN), migrations.c.uuid.in_(sorted({row.holder for row in records if row.holder}))))))
+    findings = [*_guests(live, records), *_moves(live, records, moves), *placement.check(tx, live, records, moves),
+                *_actions(tx, live)]
     return sorted(findings)
 
 
 def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[Finding]:
-    """At most one guest of a server may run; the guest that is no debt is where the server is."""
+    """At most one guest of a server may run; one is where the server is."""
     running = Counter(row.server_id for row in records if row.may_run and row.wanted != ABSENT)
     for server, number in running.items():
         if number > 1:
             yield Finding("one-guest", server, f"{number} guests may run")
-    places = {(row.server_id, row.host) for row in records if row.wanted != ABSENT}
+    places = {(row.server_id, row.host) for row in records if row.wanted in HERE}
     for server, host in places:
         if server not in live:
             yield Finding("guest-of-server", server, f"host {host} keeps a guest of a server that is gone")
@@ -51,6 +55,34 @@ def _guests(live: Mapping[str, Row[Any]], records: list[Row[Any]]) -> Iterator[F
     for row in live.values():
         if row.host and (row.id, row.host) not in places and row.task_state != states.DELETING:
             yield Finding("guest-of-server", row.id, f"it is on host {row.host} without a guest record")
+
+
+def _moves(live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Sequence[Row[Any]]) -> Iterator[Finding]:
+    """What is kept or arriving belongs to a server that moves, between these two hosts; what a migration holds, to a
+    guest; a server moves once at a time."""
+    is_open = {row.server_id: row for row in moves if row.status in OPEN}
+    known = {row.uuid: row for row in moves}
+    for row in records:
+        move = is_open.get(row.server_id)
+        if row.wanted in (KEPT, ARRIVING) and (move is None or row.host not in (move.source_host, move.dest_host)):
+            yield Finding("guest-of-move", row.server_id, f"its guest on {row.host} is {row.wanted}, and no open "
+                                                          "migration goes from there or to there")
+        if row.wanted in (KEPT, ARRIVING) and row.may_run:
+            yield Finding("guest-of-move", row.server_id, f"its guest on {row.host} is {row.wanted} and may run")
+        if row.holder is not None and (row.holder not in known or known[row.holder].source_host != row.host):
+            yield Finding("guest-of-move", row.server_id, f"its guest on {row.host} is held by {row.holder}, which "
+                                                          "is no migration from there")
+    for server, number in Counter(row.server_id for row in moves if row.status in OPEN).items():
+        if number > 1:
+            yield Finding("one-move", server, f"has {number} open migrations")
+    for server, move in is_open.items():
+        found = live.get(server)
+        if found is None or (found.action is None and (move.status != "finished" or found.vm_state != states.RESIZED)):
+            yield Finding("move-of-server", server, f"migration {move.id} is {move.status}, the server is "
+                                                    f"{found.vm_state if found is not None else 'gone'} and idle")
+    for row in live.values():
+        if row.vm_state == states.RESIZED and row.id not in is_open:
+            yield Finding("move-of-server", row.id, "waits to be confirmed, and no migration is finished")
 
 
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from common.store import server_groups, services
 from common.store.doctor.finding import Finding
 from common.store.guests import ABSENT
 from common.store.inventories import capacity
+from common.store.migrations import OPEN
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -33,38 +34,58 @@ from common.store.schema import services as services_table
 from common.wire import from_wire
 
 
-def check(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
-    """All findings on where servers are; ``live`` are the servers, ``records`` the guests."""
-    yield from _allocations(tx, live, records)
+def check(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Sequence[Row[Any]]
+          ) -> Iterator[Finding]:
+    """All findings on where servers are; ``live`` are the servers, ``records`` the guests, ``moves`` the migrations
+    that are open or hold something."""
+    yield from _allocations(tx, live, records, moves)
     yield from _capacity(tx)
-    yield from _fittings(tx, live, records)
+    yield from _fittings(tx, live, records, _flavors_of_moves(moves))
     yield from _groups(tx)
     yield from _hosts(tx)
 
 
 # --- what servers hold ---
-def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
-    """Allocations live and die with guest records, and are what flavor and image say."""
+def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Sequence[Row[Any]]
+                 ) -> Iterator[Finding]:
+    """Allocations live and die with guest records, and are what flavor and image say; of a server that moves, what the
+    old flavor says at its source and the new one at its destination."""
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in tx.execute(sa.select(allocations, providers.c.host).join(
             providers, providers.c.id == allocations.c.provider_id)):
         held[row.consumer_id, row.host][row.resource_class] = row.used
-    places = {(row.server_id, row.host) for row in records}
-    for consumer, host in held.keys() - places:
+    places = {(row.holder or row.server_id, row.host): row for row in records}
+    for consumer, host in held.keys() - places.keys():
         yield Finding("allocation-of-guest", consumer, f"holds resources on {host} where it has no guest")
-    for server, host in places - held.keys():
+    for server, host in places.keys() - held.keys():
         yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
-    for (server, host), amounts in held.items():
-        if server in live:
-            yield from _exact(live[server], host, amounts)
+    flavors = _flavors_of_moves(moves)
+    for place, amounts in held.items():
+        guest = places.get(place)
+        if guest is not None and guest.server_id in live and guest.wanted != ABSENT:
+            server = live[guest.server_id]
+            yield from _exact(server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts)
     known = set(tx.scalars(sa.select(consumers.c.id)))
     for consumer in {consumer for consumer, _ in held} ^ known:
         yield Finding("consumer", consumer, "consumer and allocations do not go together")
 
 
-def _exact(server: Row[Any], host: str, amounts: Mapping[str, int]) -> Iterator[Finding]:
+Flavors = Mapping[tuple[str, str], dict[str, Any]]
+
+
+def _flavors_of_moves(moves: Sequence[Row[Any]]) -> Flavors:
+    """The flavor that a server that moves has on each of its two hosts."""
+    found = {}
+    for move in moves:
+        if move.status in OPEN and move.dest_host:
+            found[move.server_id, move.source_host] = move.old_flavor
+            found[move.server_id, move.dest_host] = move.new_flavor
+    return found
+
+
+def _exact(server: Row[Any], flavor: dict[str, Any], host: str, amounts: Mapping[str, int]) -> Iterator[Finding]:
     try:
-        wanted = hardware.resources(from_wire(Flavor, server.flavor), _properties(server))
+        wanted = hardware.resources(from_wire(Flavor, flavor), _properties(server))
     except errors.BadRequest as problem:
         yield Finding("allocation-exact", server.id, f"was accepted and is refused now: {problem}")
         return
@@ -93,14 +114,16 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 
 
 # --- the parts of hosts ---
-def _fittings(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]]) -> Iterator[Finding]:
+def _fittings(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], flavors: Flavors
+              ) -> Iterator[Finding]:
     """Who asked for parts of a host has them, and nobody else has the same."""
     by_host: dict[str, list[tuple[str, Fitting]]] = defaultdict(list)
     for row in records:
         if row.fitting is not None:
             by_host[row.host].append((row.server_id, from_wire(Fitting, row.fitting)))
-        if row.wanted != ABSENT and row.server_id in live and _needs_fitting(live[row.server_id]) != (
-                row.fitting is not None):
+        server = live.get(row.server_id) if row.wanted != ABSENT else None
+        if server is not None and (row.fitting is not None) != _needs_fitting(
+                server, flavors.get((server.id, row.host), server.flavor)):
             yield Finding("fitting-exact", row.server_id, "has no parts of its host though it asks for some"
                           if row.fitting is None else "holds parts of its host that it does not ask for")
     if not by_host:
@@ -115,9 +138,9 @@ def _fittings(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Ro
             yield from _beyond(host, held, cells, devices)
 
 
-def _needs_fitting(server: Row[Any]) -> bool:
+def _needs_fitting(server: Row[Any], flavor: dict[str, Any]) -> bool:
     try:
-        return hardware.hardware(from_wire(Flavor, server.flavor), _properties(server)).needs_fitting
+        return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_fitting
     except errors.BadRequest:
         return False                # allocation-exact tells of it
 
@@ -162,7 +185,7 @@ def _groups(tx: Connection) -> Iterator[Finding]:
     """Hard policies hold."""
     for group, found in server_groups.hard(tx).items():
         counts = Counter(host for _, host in found.members)
-        if found.policy == server_groups.AFFINITY and len(counts) > 1:
+        if found.policy == server_groups.AFFINITY and len(counts) > 1 and len({one for one, _ in found.members}) > 1:
             yield Finding("group-policy", group, f"affinity, and its servers are on {', '.join(sorted(counts))}")
         if found.policy == server_groups.ANTI_AFFINITY:
             for host, count in sorted(counts.items()):

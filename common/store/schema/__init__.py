@@ -17,7 +17,7 @@ from common.store.schema.placement import (
     resource_classes,
     traits,
 )
-from common.store.schema.servers import actions, console_tokens, events, guests, servers
+from common.store.schema.servers import actions, console_tokens, events, guests, migrations, servers
 from common.store.schema.tenants import (
     flavor_access,
     flavors,
@@ -32,5 +32,5 @@ from common.store.schema.tenants import (
 __all__ = [
     "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "console_tokens", "consumers", "events",
     "flavor_access", "flavors", "guests", "heartbeats", "host_images", "hosts", "idempotency_keys",
-    "inventories", "keypairs", "metadata", "projects", "provider_aggregates", "provider_traits", "providers",
-    "quotas", "resource_classes", "server_group_members", "server_groups", "servers", "services", "traits"]
+    "inventories", "keypairs", "metadata", "migrations", "projects", "provider_aggregates", "provider_traits",
+    "providers", "quotas", "resource_classes", "server_group_members", "server_groups", "servers", "services", "traits"]

@@ -17,6 +17,7 @@ services = Table(
     Column("forced_down", Boolean, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
+    time_column("fenced_at"),                                 # 0005: forced down because a fencing hook succeeded
     UniqueConstraint("host", "binary"))
 
 heartbeats = Table(                                           # narrow: rewritten all the time

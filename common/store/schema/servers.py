@@ -127,12 +127,40 @@ guests = Table(
     uuid_column("server_id", primary_key=True),
     Column("host", String(255), primary_key=True),
     Column("fence", BigInteger, nullable=False),
-    Column("wanted", String(8), nullable=False),              # running, stopped, absent (a debt)
+    Column("wanted", String(8), nullable=False),              # running, stopped, absent (a debt), kept, arriving
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
     time_column("sent_at"),                                         # of the last command to remove it
     Column("fitting", Json),                                  # 0004: models.Fitting; NULL: nothing of its own
+    # added by 0005
+    uuid_column("holder"),                                    # migration that has its allocation; NULL: the server
+    Column("keeps_files", Boolean, nullable=False, server_default="0"),     # another host's guest has them
     Index("ix_guests_host", "host", "wanted"))
+
+# --- servers that move (0005) ---
+migrations = Table(
+    "migrations", metadata,
+    Column("id", Integer, primary_key=True),
+    uuid_column("uuid", nullable=False, unique=True),
+    uuid_column("server_id", nullable=False),
+    uuid_column("action_id", nullable=False),                 # that moves it; not those that confirm or revert
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    Column("type", String(16), nullable=False),               # resize, migration, live-migration, evacuation
+    Column("status", String(16), nullable=False),
+    Column("source_host", String(255)),
+    Column("dest_host", String(255)),
+    Column("old_flavor", Json, nullable=False),
+    Column("new_flavor", Json, nullable=False),
+    Column("was", String(32), nullable=False),                # the server's vm_state before
+    Column("wish", String(16)),                               # abort, complete
+    Column("progress", Json),                                 # bytes: memory_total, memory_processed …
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    Index("ix_migrations_server", "server_id", "status"),
+    Index("ix_migrations_status", "status", "updated_at"),
+    Index("ix_migrations_page", "created_at", "id"),
+    Index("ix_migrations_project", "project_id", "created_at"))
 
 # --- consoles (0003) ---
 console_tokens = Table(

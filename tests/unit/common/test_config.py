@@ -21,7 +21,8 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
     "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc",
     "scheduler.enabled_weighers", "scheduler.image_props_weight_setting", "metrics.weight_setting",
-    "placement.policy_file"}
+    "placement.policy_file", "conductor.fencing_hook", "migration.transfer_cert", "migration.transfer_key",
+    "migration.transfer_ca", "migration.live_migration_uri", "migration.live_migration_inbound_addr"}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations: the record of each move of a server, from where to where, and how far it is.
+
+A migration is opened in the transaction that begins its action, and is the consumer that holds what the server had on
+its source until the move is over. ``begin`` and ``close`` are called by the API and the operator's commands, ``close``
+by the sweep too; ``update`` by the conductor's runner. The rest reads.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, ids, states
+from common.context import RequestContext
+from common.models import Flavor
+from common.store import actions
+from common.store.engine import now, update_grouped
+from common.store.schema import guests, hosts, migrations, servers
+from common.wire import to_wire
+
+RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
+#: What the API calls a migration that is still on its way.
+IN_PROGRESS = ("accepted", "preparing", "queued", "running", "pre-migrating", "migrating", "post-migrating",
+               "confirming", "reverting")
+FINISHED = "finished"                #: moved, and to be confirmed or reverted
+OPEN = (*IN_PROGRESS, FINISHED)
+#: Statuses in which a live migration can be aborted, and in which its end can be forced.
+ABORTABLE, QUEUED = ("running",), ("queued", "preparing")
+ABORT, COMPLETE = "abort", "complete"
+Values = dict[str, Any]
+
+
+# --- beginning and ending ---
+def begin(tx: Connection, row: states.Action, server_id: str, kind: str, *, context: RequestContext,
+          args: Values | None = None, project_id: str | None = None, new_flavor: Flavor | None = None,
+          secrets: str | None = None, changes: Values | None = None) -> str:
+    """Let an action that moves the server take it, and open the record of the move; returns the action's id.
+
+    The action's args get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and ``new_flavor``. A server
+    that has a move open already has it ended by an action that supersedes; what it left becomes that action's to undo.
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``.
+        Conflict: the server is on no host.
+    """
+    actions.take_lock(tx, server_id, project_id)
+    server = tx.execute(sa.select(servers.c.host, servers.c.vm_state, servers.c.flavor, servers.c.project_id).where(
+        servers.c.id == server_id)).one()
+    migration, flavor = ids.new(), to_wire(new_flavor) if new_flavor is not None else server.flavor
+    action = actions.begin(tx, row, server_id, context=context, project_id=project_id, secrets=secrets, changes=changes,
+                           args={**(args or {}), "migration": migration, "source": server.host,
+                                 "old_flavor": server.flavor, "new_flavor": flavor})
+    if server.host is None:
+        raise errors.Conflict(f"Instance {server_id} is on no host; there is nothing to move.")
+    end_open(tx, [server_id], "error")
+    tx.execute(sa.insert(migrations).values(
+        uuid=migration, server_id=server_id, action_id=action, project_id=server.project_id, user_id=context.user_id,
+        type=kind, status="accepted", source_host=server.host, old_flavor=server.flavor, new_flavor=flavor,
+        was=server.vm_state, created_at=now(), updated_at=now()))
+    return action
+
+
+def close(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
+          project_id: str | None = None) -> str:
+    """Let the action that confirms or reverts a finished move take the server; returns the action's id. Its args get
+    ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor`` and ``before`` (the vm_state before the move).
+
+    Raises:
+        NotFound, Locked, WrongState, Busy: as ``actions.begin``.
+        BadRequest: the server has no move to end.
+    """
+    found = actions.take_lock(tx, server_id, project_id)
+    actions.check(row, server_id, found, context)
+    move = tx.execute(sa.select(migrations).where(
+        migrations.c.server_id == server_id, migrations.c.status == FINISHED).order_by(
+            migrations.c.id.desc()).limit(1)).first()
+    if move is None:
+        raise errors.BadRequest("Instance has not been resized.")
+    return actions.begin(tx, row, server_id, context=context, project_id=project_id, args={
+        "migration": move.uuid, "source": move.source_host, "dest": move.dest_host, "old_flavor": move.old_flavor,
+        "new_flavor": move.new_flavor, "before": move.was})
+
+
+def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
+    """Whatever moves of these servers are open have ended like this: something else has taken the servers."""
+    tx.execute(sa.update(migrations).where(
+        migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN)).values(status=status, updated_at=now()))
+
+
+def update(tx: Connection, changes: Mapping[str, Values]) -> None:
+    """Write what has become of migrations, by uuid."""
+    update_grouped(tx, migrations, migrations.c.uuid,
+                   {uuid: {**values, "updated_at": now()} for uuid, values in changes.items()})
+
+
+def measured(tx: Connection, numbers: Mapping[str, Mapping[str, int]]) -> None:
+    """How far the live migrations of these actions are, in bytes; no change in the sense of ``updated_at``."""
+    for action, told in numbers.items():
+        tx.execute(sa.update(migrations).where(migrations.c.action_id == action).values(progress=dict(told)))
+
+
+def wish(tx: Connection, uuid: str, what: str, statuses: Iterable[str]) -> bool:
+    """Ask for an abort, or for the end to be forced, of a live migration in one of these statuses; False when it is in
+    none. Its host is told with every exchange until it has ended."""
+    return bool(tx.execute(sa.update(migrations).where(
+        migrations.c.uuid == uuid, migrations.c.status.in_(sorted(statuses))).values(
+            wish=what, updated_at=now())).rowcount)
+
+
+def wishes_on(tx: Connection, host: str) -> list[Row[Any]]:
+    """What is wished of live migrations that leave this host: wish, action_id."""
+    return list(tx.execute(sa.select(migrations.c.action_id, migrations.c.wish).where(
+        migrations.c.status.in_(IN_PROGRESS), migrations.c.source_host == host, migrations.c.wish.is_not(None))))
+
+
+def completed(tx: Connection, server_ids: Iterable[str]) -> None:
+    """Evacuations of these servers whose source has confirmed that nothing is left there."""
+    owing = sa.select(guests.c.server_id).where(guests.c.server_id == migrations.c.server_id,
+                                                guests.c.host == migrations.c.source_host)
+    tx.execute(sa.update(migrations).where(
+        migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status == "done", ~owing.exists()).values(
+            status="completed", updated_at=now()))
+
+
+# --- reading ---
+def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
+    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs: id, project_id."""
+    query = sa.select(servers.c.id, servers.c.project_id).join(migrations, migrations.c.server_id == servers.c.id)
+    return list(tx.execute(query.where(
+        migrations.c.status == FINISHED, migrations.c.updated_at <= now() - older_than, servers.c.action.is_(None),
+        servers.c.vm_state == states.RESIZED, servers.c.deleted == 0).order_by(migrations.c.updated_at).limit(limit)))
+
+
+def _shown() -> sa.Select[Any]:
+    """Migrations with source_node, dest_node and dest_ip, which their hosts say."""
+    source, dest = hosts.alias("source"), hosts.alias("dest")
+    return sa.select(
+        migrations, source.c.hypervisor_hostname.label("source_node"), dest.c.hypervisor_hostname.label("dest_node"),
+        dest.c.host_ip.label("dest_ip")).select_from(
+            migrations.outerjoin(source, source.c.name == migrations.c.source_host)
+            .outerjoin(dest, dest.c.name == migrations.c.dest_host))
+
+
+def page(tx: Connection, *, limit: int | None = None, marker: str | None = None, changed_since: int | None = None,
+         changed_before: int | None = None, host: str | None = None, source: str | None = None,
+         dest: str | None = None, **equal: str) -> list[Row[Any]]:
+    """Migrations, newest first. ``host``: source or destination; ``source``, ``dest``: that host; ``equal``: columns
+    that must have this value: status, type, server_id, user_id, project_id. One statement, one more with a marker.
+
+    Raises:
+        BadRequest: the marker is no migration's uuid.
+    """
+    query = _shown()
+    for column, value in equal.items():
+        query = query.where(migrations.c[column] == value)
+    if host is not None:
+        query = query.where(sa.or_(migrations.c.source_host == host, migrations.c.dest_host == host))
+    if source is not None:
+        query = query.where(migrations.c.source_host == source)
+    if dest is not None:
+        query = query.where(migrations.c.dest_host == dest)
+    if changed_since is not None:
+        query = query.where(migrations.c.updated_at >= changed_since)
+    if changed_before is not None:
+        query = query.where(migrations.c.updated_at <= changed_before)
+    if marker is not None:
+        last = tx.execute(sa.select(migrations.c.created_at, migrations.c.id).where(
+            migrations.c.uuid == marker)).first()
+        if last is None:
+            raise errors.BadRequest(f"Marker {marker} could not be found.")
+        query = query.where(sa.or_(migrations.c.created_at < last.created_at, sa.and_(
+            migrations.c.created_at == last.created_at, migrations.c.id < last.id)))
+    return list(tx.execute(query.order_by(migrations.c.created_at.desc(), migrations.c.id.desc()).limit(limit)))
+
+
+def in_progress(tx: Connection, server_id: str) -> list[Row[Any]]:
+    """The live migrations and evacuations of a server that are still on their way, as servers/{id}/migrations shows."""
+    return list(tx.execute(_shown().where(
+        migrations.c.server_id == server_id, migrations.c.type.in_((LIVE, EVACUATION)),
+        migrations.c.status.in_(IN_PROGRESS)).order_by(migrations.c.id)))
+
+
+def show(tx: Connection, server_id: str, number: int) -> Row[Any] | None:
+    """One migration of a server, by the number that the API knows it by."""
+    return tx.execute(_shown().where(migrations.c.server_id == server_id, migrations.c.id == number)).first()
+
+
+def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
+    """The open migration of each of these servers that has one."""
+    return {row.server_id: row for row in tx.execute(sa.select(migrations).where(
+        migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status.in_(OPEN)))}
