@@ -11,6 +11,7 @@ from deploy.standalone.network.faults import write_error
 from deploy.standalone.network.floating_ips import FloatingIps
 from deploy.standalone.network.host_api import HostApi
 from deploy.standalone.network.networks import Networks
+from deploy.standalone.network.port_bindings import PortBindings
 from deploy.standalone.network.ports import Ports
 from deploy.standalone.network.quotas import Quotas
 from deploy.standalone.network.resource import Collection, Item, Tags
@@ -20,8 +21,8 @@ from deploy.standalone.network.security_groups import SecurityGroups
 from deploy.standalone.network.subnets import Subnets
 from deploy.standalone.web import App, application
 
-ROUTERS = Routers()
-NOUNS = (Networks(), Subnets(), Ports(), SecurityGroups(), SecurityGroupRules(), ROUTERS, FloatingIps())
+PORTS, ROUTERS = Ports(), Routers()
+NOUNS = (Networks(), Subnets(), PORTS, SecurityGroups(), SecurityGroupRules(), ROUTERS, FloatingIps())
 
 
 def build(fabric: Fabric) -> App:
@@ -44,6 +45,10 @@ def build(fabric: Fabric) -> App:
     interfaces = Interfaces(fabric, ROUTERS)
     app.add_route("/v2.0/routers/{key}/add_router_interface", interfaces, suffix="add")
     app.add_route("/v2.0/routers/{key}/remove_router_interface", interfaces, suffix="remove")
+    bindings = PortBindings(fabric, PORTS)
+    app.add_route("/v2.0/ports/{key}/bindings", bindings)
+    app.add_route("/v2.0/ports/{key}/bindings/{host}", bindings, suffix="one")
+    app.add_route("/v2.0/ports/{key}/bindings/{host}/activate", bindings, suffix="activate")
     for path, resource in (("agents", Agents(fabric)), ("network-ip-availabilities", Availabilities(fabric))):
         app.add_route(f"/v2.0/{path}", resource)
         app.add_route(f"/v2.0/{path}/{{key}}", resource, suffix="one")

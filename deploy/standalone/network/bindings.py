@@ -2,14 +2,16 @@
 """The place of a port: bound to a host it is wired there, and ACTIVE once that host has applied a revision with it.
 
 `bind` is the one place that decides what a binding means. A host without a living host part fails the binding;
-without hosts altogether (`--no-hosts`) every binding is good at once.
+without hosts altogether (`--no-hosts`) every binding is good at once. A port may have more, inactive bindings
+(port_bindings.py): it is wired on those hosts too.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import ColumnElement, Row, delete, select
 
+from deploy.standalone.network import schema
 from deploy.standalone.network.attributes import Body
 from deploy.standalone.network.fabric import Change
 
@@ -48,6 +50,17 @@ def shown_binding(row: Mapping[Any, Any]) -> Body:
     is_bound = row["vif_type"] == "bridge"
     details = {"port_filter": True, "bridge_name": bridge_of(row["network_id"])} if is_bound else {}
     return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
+
+
+def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> int:
+    """Give the inactive bindings of a port up, all or those that meet `rules`. Returns how many there were."""
+    inactive = schema.inactive_bindings
+    hosts = change.connection.execute(delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(
+        inactive.c.host)).scalars().all()
+    if hosts:
+        network = select(schema.ports.c.network_id).where(schema.ports.c.id == port_id)
+        change.touch(networks=change.connection.execute(network).scalars(), hosts=hosts)
+    return len(hosts)
 
 
 def is_of_server(row: Any) -> bool:

@@ -2,7 +2,9 @@
 """What one host must wire, computed whole from the rows of one moment: networks, ports, groups, routers.
 
 Called in the read transaction that also reads the host's revision. Nothing is remembered between two calls, so a
-crash or a restart anywhere leaves nothing out. A fixed number of queries, whatever the host holds.
+crash or a restart anywhere leaves nothing out. A fixed number of queries, whatever the host holds. A port is wired
+alike wherever it has a binding, active or not: a guest that is moved while it runs finds all of it where it arrives,
+and its first frame there tells the bridges and tunnels of all hosts the new way.
 """
 
 import ipaddress
@@ -17,14 +19,15 @@ from deploy.standalone.network.attributes import Body
 from deploy.standalone.network.bindings import bridge_of, device_of
 from deploy.standalone.network.placing import OWNERS
 
-PORTS, HELD, GROUPS = schema.ports, schema.addresses, schema.port_groups
+PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
 Addresses = dict[str, list[Row[Any]]]
 
 
 def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body:
     """The description for this host (its row)."""
-    ports = connection.execute(select(PORTS).where(PORTS.c.host == host.name, PORTS.c.vif_type == "bridge")).all()
+    here = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
+    ports = connection.execute(select(PORTS).where(PORTS.c.id.in_(here))).all()
     plugged = [port for port in ports if port.device_owner not in OWNERS]
     routed = [port for port in ports if port.device_owner in OWNERS]
     known = {port.network_id for port in ports}
@@ -66,8 +69,8 @@ def _peers(connection: Connection, host: Row[Any], networks: Sequence[Row[Any]])
     """network -> tunnel addresses of the other hosts that have it."""
     others = {row.name: row.tunnel_address for row in connection.execute(select(HOSTS).where(
         HOSTS.c.name != host.name, HOSTS.c.tunnel_address.is_not(None)))}
-    there = connection.execute(select(PORTS.c.network_id, PORTS.c.host).distinct().where(
-        PORTS.c.network_id.in_([network.id for network in networks]), PORTS.c.vif_type == "bridge")).all()
+    there = connection.execute(select(PLACES.c.network_id, PLACES.c.host).distinct().where(
+        PLACES.c.network_id.in_([network.id for network in networks]))).all()
     gateways = connection.execute(select(HOSTS.c.name).where(HOSTS.c.external_gateway)).scalars().all()
     found: dict[str, set[str]] = {network.id: set() for network in networks}
     pairs = [(row.network_id, row.host) for row in there]

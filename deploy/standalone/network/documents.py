@@ -12,6 +12,7 @@ EXTENSIONS = {
     "allowed-address-pairs": ("Allowed Address Pairs", "More addresses that a port may use."),
     "availability_zone": ("Availability Zone", "One zone, nova."),
     "binding": ("Port Binding", "The host of a port."),
+    "binding-extended": ("Port Bindings Extended", "More hosts of a port, one of them active."),
     "dns-integration": ("DNS Integration", "Host names of ports, domains of networks."),
     "ext-gw-mode": ("Neutron L3 Configurable external gateway mode", "Gateways with and without SNAT."),
     "external-net": ("Neutron external network", "Networks that floating addresses come from."),

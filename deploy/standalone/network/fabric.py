@@ -107,17 +107,17 @@ class Change:
         """Give the hosts that this change concerns its revision: which hosts, and their revision."""
         if not self.fabric.settings.has_hosts or not (self._networks or self._groups or self._hosts):
             return {}
-        ports, grouped, rules = schema.ports.c, schema.port_groups.c, schema.security_group_rules.c
+        places, grouped, rules = schema.PLACES.c, schema.port_groups.c, schema.security_group_rules.c
         reaching = select(rules.security_group_id).where(rules.remote_group_id.in_(self._groups))
         rules_met: list[ColumnElement[bool]] = [schema.hosts.c.name.in_(self._hosts)]
         if self._networks:
             external = select(schema.networks.c.id).where(
                 schema.networks.c.id.in_(self._networks), schema.networks.c.external).exists()
             rules_met.append(schema.hosts.c.external_gateway & external)
-            rules_met.append(schema.hosts.c.name.in_(select(ports.host).where(ports.network_id.in_(self._networks))))
+            rules_met.append(schema.hosts.c.name.in_(select(places.host).where(places.network_id.in_(self._networks))))
         if self._groups:
             rules_met.append(schema.hosts.c.name.in_(
-                select(ports.host).join(schema.port_groups, grouped.port_id == ports.id).where(
+                select(places.host).join(schema.port_groups, grouped.port_id == places.port_id).where(
                     or_(grouped.group_id.in_(self._groups), grouped.group_id.in_(reaching)))))
         names = self.connection.execute(update(schema.hosts).where(or_(*rules_met)).values(
             changed=self.revision()).returning(schema.hosts.c.name)).scalars()

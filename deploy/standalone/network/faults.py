@@ -48,6 +48,7 @@ FAULTS = {
                                                   " Therefore, cannot associate Port {port} with a Floating IP."),
     "ExtensionNotFound": (404, "Extension with alias {id} does not exist."),
     "AgentNotFound": (404, "Agent {id} could not be found."),
+    "PortBindingNotFound": (404, "Binding for port {id} for host {host} could not be found."),
     "TagNotFound": (404, "Tag {id} could not be found."),
     "HostNotFound": (404, "Host {id} has never asked for its description."),
     "NetworkInUse": (409, "Unable to complete operation on network {id}."
@@ -58,6 +59,10 @@ FAULTS = {
     "MacAddressInUse": (409, "Unable to complete operation for network {network}. The mac address {mac} is in use."),
     "PortInUse": (409, "Unable to complete operation on port {id} for network {network}. Port already has an attached"
                        " device {device}."),
+    "PortBindingAlreadyExists": (409, "Binding for port {id} on host {host} already exists."),
+    "PortBindingAlreadyActive": (409, "Binding for port {id} on host {host} is already active."),
+    "PortBindingInUse": (409, "Binding for port {id} on host {host} is the active one: activate another before it is"
+                              " deleted, or unbind the port."),
     "ServicePortInUse": (409, "Port {id} cannot be deleted directly via the port API: {why}."),
     "PortSecurityPortHasSecurityGroup": (409, "Port has security group associated. Cannot disable port security or ip"
                                               " address until security group is removed."),
@@ -85,6 +90,7 @@ FAULTS = {
     "InvalidSharedSetting": (409, "Unable to reconfigure sharing settings for network {id}. Multiple tenants are using"
                                   " it."),
     "OverQuota": (409, "Quota exceeded for resources: ['{resource}']."),
+    "PortBindingError": (500, "Binding for port {id} on host {host} could not be created or updated."),
 }
 
 

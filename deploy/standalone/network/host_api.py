@@ -19,7 +19,7 @@ from deploy.standalone.network.fabric import Change, Fabric, moment
 from deploy.standalone.network.faults import fault
 from deploy.standalone.web import answer, read_json
 
-HOSTS, PORTS = schema.hosts, schema.ports
+HOSTS, PORTS, INACTIVE = schema.hosts, schema.ports, schema.inactive_bindings
 WAIT_MAX = 30
 
 
@@ -91,7 +91,7 @@ def _learn(change: Change, host: Row[Any], told: Body) -> None:
     news = {name: told[name] for name in ("tunnel_address", "external_gateway")
             if name in told and told[name] != getattr(host, name)}
     if news:
-        here = select(PORTS.c.network_id).where(PORTS.c.host == host.name).distinct()
+        here = select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
         outside = select(schema.networks.c.id).where(schema.networks.c.external)
         change.touch(networks=change.connection.execute(here).scalars(), hosts=[host.name])
         if host.external_gateway or news.get("external_gateway"):
@@ -109,6 +109,8 @@ def _settle(change: Change, name: str, revision: int, failed: dict[str, str]) ->
         PORTS.c.id.not_in(failed)).values(status="ACTIVE").returning(*shown)).all()
     lost = change.connection.execute(update(PORTS).where(
         *here, PORTS.c.status == "ACTIVE", PORTS.c.id.in_(failed)).values(status="DOWN").returning(*shown)).all()
+    change.connection.execute(update(INACTIVE).where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision).values(
+        is_wired=INACTIVE.c.port_id.not_in(failed)))
     for port in filter(is_of_server, wired):
         change.tell("network-vif-plugged", port.device_id, port.id)
     for port in filter(is_of_server, lost):

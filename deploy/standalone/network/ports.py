@@ -34,7 +34,7 @@ from deploy.standalone.network.attributes import (
     text,
     truth,
 )
-from deploy.standalone.network.bindings import BINDINGS, bind, carried, shown_binding, tell_changed
+from deploy.standalone.network.bindings import BINDINGS, bind, carried, shown_binding, tell_changed, withdraw
 from deploy.standalone.network.caller import Caller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
@@ -213,6 +213,7 @@ def remove(change: Change, row: Row[Any]) -> None:
     """Remove a port with all that hangs on it; its addresses are free, floating ones no longer associated."""
     groups = change.connection.execute(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id)).scalars().all()
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
+    withdraw(change, row.id)
     let_go(change, row.id)
     change.remove(PORTS, row.id)
 
@@ -259,9 +260,11 @@ def _regroup(change: Change, key: str, groups: list[str]) -> None:
 
 
 def _rebound(change: Change, row: Row[Any], host: str, own: Body) -> Body:
-    """The columns of a port that is to be at `host`; none when it is there already, as it should be."""
+    """The columns of a port that is to be at `host`, and nowhere else; none when it is there already, as it should
+    be."""
     if host == row.host and row.vif_type in ("bridge", "unbound"):
         return {}
+    withdraw(change, row.id)
     change.touch(hosts=[host])
     if row.status == "ACTIVE" and row.device_id and row.device_owner.startswith("compute:") and not host:
         change.tell("network-vif-unplugged", row.device_id, row.id)

@@ -4,9 +4,23 @@
 `ports.bound_at` is the revision of the change that bound the port: a host that has applied this revision has wired it.
 `hosts.changed` is the revision of the last change that concerns the host; `counter` hands revisions out, for ever
 rising. `addresses` says who holds which address: its primary key is what makes an address unique in its subnet.
+A port's active binding stands in its own row, the others in `inactive_bindings`; PLACES has them all.
 """
 
-from sqlalchemy import JSON, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    select,
+    union_all,
+)
 from sqlalchemy.sql.schema import SchemaItem
 
 METADATA = MetaData()
@@ -84,6 +98,24 @@ ports = _noun(
     _text("dns_name"),
     UniqueConstraint("network_id", "mac_address"),
 )
+
+inactive_bindings = Table(
+    "inactive_bindings", METADATA,
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String, primary_key=True, index=True),
+    Column("bound_at", Integer, nullable=False),
+    Column("vif_type", String, nullable=False),
+    Column("vnic_type", String, nullable=False),
+    Column("profile", JSON, nullable=False),
+    _truth("is_wired", False),
+)
+
+PLACES = union_all(
+    select(ports.c.id.label("port_id"), ports.c.network_id, ports.c.host).where(ports.c.vif_type == "bridge"),
+    select(inactive_bindings.c.port_id, ports.c.network_id, inactive_bindings.c.host).join_from(
+        inactive_bindings, ports).where(inactive_bindings.c.vif_type == "bridge"),
+).subquery("places")
+"""Where ports are wired: each port of each host, whether the binding is the active one or not."""
 
 addresses = Table(
     "addresses", METADATA,

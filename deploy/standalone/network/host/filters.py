@@ -25,6 +25,8 @@ from deploy.standalone.network.host.nft import Set, Table, read_chains
 
 #: The mark of what no group judges: tunnels, our namespaces, ports without security. Guests' are lower.
 FREE = 0xFFFF
+#: RARP: QEMU says with it where a guest has arrived. It tells only the bridges anything, of a MAC that was checked.
+ANNOUNCED = "0x8035"
 #: Stands in the text for its own hash.
 GENERATION = "@generation@"
 REMEMBERED = 65536
@@ -42,6 +44,7 @@ BRIDGE = """\
     ether type arp goto guest_arp
     ether type ip goto guest_ip4
     ether type ip6 goto guest_ip6
+    ether type {announced} ether daddr ff:ff:ff:ff:ff:ff return
     drop
   }}
   chain guest_arp {{
@@ -238,7 +241,7 @@ def _bridge(traffic: Traffic) -> Content:
         "numbers": Set("map", "type ifname : mark", {
             f'"{device}"': f"{mark:#010x}" for device, mark in {**numbers, **dict.fromkeys(devices, FREE)}.items()})}
     return sets, read_chains(BRIDGE.format(
-        one=ONE_RECEIVER,
+        one=ONE_RECEIVER, announced=ANNOUNCED,
         pairs_arp=_lines(f'iifname "{device}" arp saddr ether {mac} arp saddr ip {prefix} return'
                          for device, mac, prefix, *_ in wide if prefix.version == 4),
         pairs_4=_lines(f'iifname "{device}" ether saddr {mac} ip saddr {prefix} return'

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports of the standalone network service with several bindings: what the API answers, and what hosts are told."""
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from deploy.standalone.database import Database
+from deploy.standalone.network import schema
+from deploy.standalone.network.fabric import Fabric
+from tests.unit.standalone.conftest import Network
+
+SERVICE = {"role": "service", "project": "service"}
+HOSTS = ("h1", "h2", "h3")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Network]:
+    """A network service with three hosts, each as fast as the test lets it be."""
+    database = Database(tmp_path / "network.db", schema.METADATA)
+    cloud = Network(Fabric(database))
+    for number, host in enumerate(HOSTS, 1):
+        told(cloud, host)
+        cloud.call("PUT", f"/kilonova/hosts/{host}", {"revision": 0, "tunnel_address": f"192.0.2.{number}"}, **SERVICE)
+        cloud.fabric.hosts.acknowledge(host, 10**9)      # nobody waits for it
+    yield cloud
+    database.close()
+
+
+def told(cloud: Network, host: str) -> Any:
+    return cloud.get(f"/kilonova/hosts/{host}/description", **SERVICE)
+
+
+def wire(cloud: Network, host: str, **failed: str) -> None:
+    """The host has applied all that it was told."""
+    body = {"revision": told(cloud, host)["revision"], "failed": failed}
+    assert cloud.call("PUT", f"/kilonova/hosts/{host}", body, **SERVICE).status_code == 204
+    cloud.fabric.hosts.acknowledge(host, 10**9)
+
+
+def server_port(cloud: Network, host: str = "h1") -> tuple[str, str]:
+    """A server's port that is wired on a host, and its network."""
+    network, _ = cloud.wired()
+    port = cloud.create("port", role="admin", network_id=network, device_id=str(uuid.uuid4()),
+                        device_owner="compute:nova", **{"binding:host_id": host, "binding:profile": {"of": "h1"}})
+    wire(cloud, host)
+    return port["id"], network
+
+
+def shown(cloud: Network, port: str) -> Any:
+    return cloud.get(f"/ports/{port}", **SERVICE)["port"]
+
+
+def places(cloud: Network, port: str) -> dict[str, str]:
+    return {one["host"]: one["status"] for one in cloud.get(f"/ports/{port}/bindings", **SERVICE)["bindings"]}
+
+
+def ask(cloud: Network, method: str, path: str, status: int, **binding: Any) -> Any:
+    answer = cloud.call(method, path, {"binding": binding} if method != "DELETE" else None, **SERVICE)
+    assert answer.status_code == status, answer.text
+    return answer.json["binding"] if answer.content else None
+
+
+def events(cloud: Network) -> list[str]:
+    with cloud.fabric.database.read() as connection:
+        return [row.name for row in connection.execute(sa.select(schema.events).order_by(schema.events.c.id))]
+
+
+def test_a_second_binding_is_wired_and_the_port_shows_nothing_of_it(cloud: Network) -> None:
+    port, network = server_port(cloud)
+    before, said = shown(cloud, port), events(cloud)
+    made = ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"a": "b"}, vnic_type="normal")
+    assert made == {"host": "h2", "status": "INACTIVE", "vif_type": "bridge", "vnic_type": "normal",
+                    "profile": {"a": "b"}, "vif_details": {"port_filter": True, "bridge_name": f"brq{network[:11]}"}}
+    assert ask(cloud, "GET", f"/ports/{port}/bindings/h2", 200) == made
+    for host, peer in (("h1", "192.0.2.2"), ("h2", "192.0.2.1")):
+        description = told(cloud, host)
+        assert set(description["ports"]) == {port}
+        assert description["networks"][network]["peers"] == [peer]
+    assert description["ports"] == told(cloud, "h1")["ports"]
+    assert description["groups"] == told(cloud, "h1")["groups"]
+    wire(cloud, "h2")
+    assert (shown(cloud, port), events(cloud)) == (before, said)
+
+
+def test_activation_changes_places_and_no_host_has_anything_to_do(cloud: Network) -> None:
+    port, _ = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"of": "h2"})
+    wire(cloud, "h2")
+    before, said = {host: told(cloud, host) for host in HOSTS}, events(cloud)
+    active = ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    assert (active["host"], active["status"], active["profile"]) == ("h2", "ACTIVE", {"of": "h2"})
+    now = shown(cloud, port)
+    assert (now["binding:host_id"], now["binding:vif_type"], now["status"]) == ("h2", "bridge", "ACTIVE")
+    assert now["binding:profile"] == {"of": "h2"}
+    assert places(cloud, port) == {"h2": "ACTIVE", "h1": "INACTIVE"}
+    assert ({host: told(cloud, host) for host in HOSTS}, events(cloud)) == (before, said)
+    ask(cloud, "DELETE", f"/ports/{port}/bindings/h1", 204)
+    assert places(cloud, port) == {"h2": "ACTIVE"}
+    assert (told(cloud, "h1")["ports"], set(told(cloud, "h2")["ports"])) == ({}, {port})
+    assert list(told(cloud, "h2")["networks"].values())[0]["peers"] == []
+    assert shown(cloud, port)["status"] == "ACTIVE"
+
+
+def test_what_is_activated_before_it_is_wired_is_active_when_it_is(cloud: Network) -> None:
+    port, _ = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    assert shown(cloud, port)["status"] == "DOWN"
+    wire(cloud, "h2")
+    assert shown(cloud, port)["status"] == "ACTIVE"
+    ask(cloud, "PUT", f"/ports/{port}/bindings/h1/activate", 200)       # back: it was never unwired there
+    assert shown(cloud, port)["status"] == "ACTIVE"
+
+
+def test_what_could_not_be_wired_is_not_active(cloud: Network) -> None:
+    port, _ = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    wire(cloud, "h2", **{port: "no bridge"})
+    ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
+    assert shown(cloud, port)["status"] == "DOWN"
+
+
+def test_what_is_refused_says_so_in_neutrons_words(cloud: Network) -> None:
+    port, network = server_port(cloud)
+    mine = f"/ports/{port}/bindings"
+    ask(cloud, "POST", mine, 201, host="h2")
+    for host in ("h1", "h2"):
+        assert cloud.refusal("POST", mine, {"binding": {"host": host}}, **SERVICE) == (409, "PortBindingAlreadyExists")
+    assert cloud.refusal("PUT", f"{mine}/h1/activate", **SERVICE) == (409, "PortBindingAlreadyActive")
+    assert cloud.refusal("DELETE", f"{mine}/h1", **SERVICE) == (409, "PortBindingInUse")
+    for method, path in (("GET", "/h3"), ("PUT", "/h3/activate"), ("DELETE", "/h3")):
+        assert cloud.refusal(method, mine + path, **SERVICE) == (404, "PortBindingNotFound")
+    assert cloud.refusal("POST", mine, {"binding": {"host": "nowhere"}}, **SERVICE) == (500, "PortBindingError")
+    assert cloud.refusal("GET", f"/ports/{network}/bindings", **SERVICE) == (404, "PortNotFound")
+    for body in ({}, {"binding": {}}, {"binding": {"host": ""}}, {"binding": {"host": "h3", "vnic_type": "direct"}},
+                 {"binding": {"host": "h3", "status": "ACTIVE"}}, {"binding": []}):
+        assert cloud.refusal("POST", mine, body, **SERVICE) == (400, "HTTPBadRequest")
+    assert cloud.refusal("GET", f"{mine}?colour=red", **SERVICE) == (400, "HTTPBadRequest")
+    nobodys = cloud.create("port", network_id=network)["id"]
+    assert cloud.refusal("GET", f"/ports/{nobodys}/bindings", **SERVICE) == (400, "BadRequest")
+    for method, path in (("GET", ""), ("POST", ""), ("GET", "/h2"), ("PUT", "/h2/activate"), ("DELETE", "/h2")):
+        wanted: Any = {"binding": {"host": "h3"}} if method == "POST" else None
+        assert cloud.refusal(method, mine + path, wanted) == (403, "PolicyNotAuthorized")
+    assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
+
+
+def test_lists_are_filtered_and_a_binding_keeps_what_its_user_says(cloud: Network) -> None:
+    port, _ = server_port(cloud)
+    mine = f"/ports/{port}/bindings"
+    ask(cloud, "POST", mine, 201, host="h2")
+    for query, hosts in (("?status=INACTIVE", ["h2"]), ("?host=h1", ["h1"]), ("?host=h1&host=h2", ["h1", "h2"]),
+                         ("?vif_type=ovs", []), ("?vnic_type=normal&fields=host", ["h1", "h2"])):
+        assert [one["host"] for one in cloud.get(mine + query, **SERVICE)["bindings"]] == hosts
+    for host in ("h1", "h2"):
+        assert ask(cloud, "PUT", f"{mine}/{host}", 200, profile={"for": host})["profile"] == {"for": host}
+    assert shown(cloud, port)["binding:profile"] == {"for": "h1"}
+    assert cloud.refusal("PUT", f"{mine}/h2", {"binding": {"host": "h3"}}, **SERVICE) == (400, "HTTPBadRequest")
+
+
+@pytest.mark.parametrize("host", ["h2", "h3", ""])
+def test_who_says_the_place_in_one_word_says_all_of_it(cloud: Network, host: str) -> None:
+    port, _ = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    cloud.change("port", port, role="service", name="the place is not spoken of")
+    assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
+    cloud.change("port", port, role="service", **{"binding:host_id": host})
+    assert places(cloud, port) == ({host: "ACTIVE"} if host else {})
+    assert {one: set(told(cloud, one)["ports"]) for one in HOSTS} == {
+        one: {port} if one == host else set() for one in HOSTS}
+
+
+def test_a_port_goes_with_all_its_bindings(cloud: Network) -> None:
+    port, _ = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    cloud.delete("port", port, role="service")
+    assert [told(cloud, host)["ports"] for host in HOSTS] == [{}, {}, {}]
+    with cloud.fabric.database.read() as connection:
+        assert connection.execute(sa.select(schema.inactive_bindings)).all() == []
+
+
+def test_what_concerns_a_port_concerns_every_host_that_it_is_bound_to(cloud: Network) -> None:
+    port, network = server_port(cloud)
+    ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    group = cloud.create("security_group", name="web")["id"]
+    changes = [lambda: cloud.change("port", port, role="service", dns_name="vm"),
+               lambda: cloud.change("port", port, role="service", security_groups=[group]),
+               lambda: cloud.create("security_group_rule", security_group_id=group, direction="ingress"),
+               lambda: cloud.change("network", network, mtu=1400)]
+    for change in changes:
+        before = {host: told(cloud, host)["revision"] for host in HOSTS}
+        change()
+        after = {host: told(cloud, host)["revision"] for host in HOSTS}
+        assert [after[host] > before[host] for host in HOSTS] == [True, True, False]
+
+
+def test_an_older_database_learns_of_bindings(cloud: Network, tmp_path: Path) -> None:
+    port, _ = server_port(cloud)
+    with cloud.fabric.database.write() as connection:
+        schema.inactive_bindings.drop(connection)
+    database = Database(tmp_path / "network.db", schema.METADATA)
+    later = Network(Fabric(database))
+    later.fabric.hosts.acknowledge("h2", 10**9)
+    ask(later, "POST", f"/ports/{port}/bindings", 201, host="h2")
+    assert places(later, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
+    database.close()
