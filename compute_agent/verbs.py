@@ -16,10 +16,17 @@ from common import errors
 from common.models import Command, DomainState, GuestSpec, ImageRef, Interface, Result
 from common.wire import from_wire
 from compute_agent.journal import Journal
-from compute_agent.virt.driver import Cancelled, Driver, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.driver import ABORTED, Cancelled, Driver, ImageReader, ImageWriter, Peer, Run, VerbFailed
 
 log = logging.getLogger(__name__)
 FaultPoint = Callable[[str, str, str], None]
+#: Opens a guest's files at another host: (address of its transfer service, server, secret).
+PeerOpener = Callable[[str, str, str], Peer]
+
+
+def no_peer(address: str, server: str, secret: str) -> Peer:
+    """This host reaches no other."""
+    raise errors.Unavailable("This host does not reach others; see [migration] of its configuration.")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Tools:
     read_image: ImageReader
     write_image: Callable[[str], ImageWriter]
     run: Run
+    peer: PeerOpener = no_peer
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class Verb:
     """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
     ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported. ``builds``: it
     makes disks of an image, so only so many run at a time. ``copies``: it moves whole disks, which takes minutes, so
-    that it never gets the last worker; every build does."""
+    that it never gets the last worker; every build does. ``moves``: it lets a running guest go to another host, so
+    only so many run at a time, and it is journalled that it was begun: until then it can be called off at once."""
 
     do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
     starts: bool = False
@@ -45,10 +54,15 @@ class Verb:
     insists: bool = False
     builds: bool = False
     copies: bool = False
+    moves: bool = False
+
+
+def _spec(command: Command) -> GuestSpec:
+    return from_wire(GuestSpec, command.args["guest"])
 
 
 def _ensure_guest(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_guest(from_wire(GuestSpec, command.args["guest"]), tools.read_image, tools.run)
+    return tools.driver.ensure_guest(_spec(command), tools.read_image, tools.run)
 
 
 def _ensure_running(tools: Tools, command: Command) -> DomainState:
@@ -64,7 +78,7 @@ def _reboot(tools: Tools, command: Command) -> DomainState:
 
 
 def _ensure_absent(tools: Tools, command: Command) -> None:
-    tools.driver.ensure_absent(command.server, command.fence)
+    tools.driver.ensure_absent(command.server, command.fence, bool(command.args.get("keep_files", False)))
 
 
 def _ensure_paused(tools: Tools, command: Command) -> DomainState:
@@ -76,17 +90,16 @@ def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
 
 
 def _rebuild(tools: Tools, command: Command) -> DomainState:
-    spec = from_wire(GuestSpec, command.args["guest"])
-    return tools.driver.rebuild(spec, tools.read_image, bool(command.args["runs"]), tools.run)
+    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.run)
 
 
 def _rescue(tools: Tools, command: Command) -> DomainState:
-    spec, image = from_wire(GuestSpec, command.args["guest"]), from_wire(ImageRef, command.args["image"])
-    return tools.driver.rescue(spec, image, tools.read_image, tools.run)
+    image = from_wire(ImageRef, command.args["image"])
+    return tools.driver.rescue(_spec(command), image, tools.read_image, tools.run)
 
 
 def _unrescue(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.unrescue(from_wire(GuestSpec, command.args["guest"]), tools.run)
+    return tools.driver.unrescue(_spec(command), tools.run)
 
 
 def _attach_interface(tools: Tools, command: Command) -> DomainState:
@@ -112,6 +125,41 @@ def _set_password(tools: Tools, command: Command) -> None:
     tools.driver.set_password(command.server, command.args["user"], command.args["admin_pass"])
 
 
+def _offer(tools: Tools, command: Command) -> dict[str, Any]:
+    return tools.driver.offer(command.server, command.fence, command.args["secret"], tools.run)
+
+
+def _peer(tools: Tools, command: Command) -> Peer:
+    return tools.peer(command.args["from"], command.server, command.args["secret"])
+
+
+def _prepare(tools: Tools, command: Command) -> dict[str, Any]:
+    return tools.driver.prepare(_spec(command), tools.read_image, tools.run)
+
+
+def _receive(tools: Tools, command: Command) -> dict[str, Any]:
+    peer = None if command.args["from"] is None else _peer(tools, command)
+    return tools.driver.receive(_spec(command), peer, tools.read_image, tools.run)
+
+
+def _install(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.run)
+
+
+def _prepare_arrival(tools: Tools, command: Command) -> dict[str, Any]:
+    return tools.driver.prepare_arrival(_spec(command), _peer(tools, command), bool(command.args["shared"]),
+                                        command.args["cpu"], tools.read_image, tools.run)
+
+
+def _live_migrate(tools: Tools, command: Command) -> dict[str, Any]:
+    return tools.driver.live_migrate(_spec(command), command.args["to"], bool(command.args["shared"]), tools.run)
+
+
+def _arrived(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.arrived(_spec(command), tools.run)
+
+
+#: ``arrived`` starts nothing: the guest runs already when it is looked for. ``live_migrate`` does, at its destination.
 VERBS: dict[str, Verb] = {
     "ensure_guest": Verb(_ensure_guest, starts=True, builds=True, copies=True),
     "ensure_running": Verb(_ensure_running, starts=True),
@@ -128,6 +176,13 @@ VERBS: dict[str, Verb] = {
     "inject_nmi": Verb(_inject_nmi, once=True),
     "set_password": Verb(_set_password, once=True),
     "ensure_absent": Verb(_ensure_absent, insists=True),
+    "offer": Verb(_offer),
+    "prepare": Verb(_prepare, copies=True),
+    "receive": Verb(_receive, copies=True),
+    "install": Verb(_install, starts=True),
+    "prepare_arrival": Verb(_prepare_arrival, copies=True),
+    "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True),
+    "arrived": Verb(_arrived),
 }
 
 
@@ -142,9 +197,9 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
     verb = table.get(command.verb)
     if verb is None:
         return _ended(command, "failed", error=f"This host does not know {command.verb}; upgrade its agent.")
-    if verb.once:
-        if journal.has_begun(command.key):
-            return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
+    if verb.once and journal.has_begun(command.key):
+        return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
+    if verb.once or verb.moves:
         journal.begin(command.key)
     fault_point(command.verb, command.step, "before")
     try:
@@ -182,6 +237,11 @@ def _told(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
     if isinstance(outcome, DomainState):
         return {"power_state": outcome.power_state}
     return outcome or {}
+
+
+def called_off(journal: Journal, command: Command) -> Result:
+    """A migration that somebody aborted before it was begun."""
+    return _journalled(journal, _ended(command, "failed", error=ABORTED))
 
 
 def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",

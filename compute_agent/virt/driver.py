@@ -23,6 +23,9 @@ NOSTATE, RUNNING, PAUSED, SHUTDOWN, CRASHED, SUSPENDED = 0, 1, 3, 4, 6, 7
 #: Kinds of consoles.
 VNC, SERIAL = "vnc", "serial"
 
+#: What is said of a migration that ended because somebody wished so.
+ABORTED = "The migration was aborted."
+
 
 class VerbFailed(Exception):
     """A definite failure: the verb did not happen and nothing of it runs.
@@ -119,6 +122,10 @@ class Driver(Protocol):
 
     def ensure_stopped(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         """Ask the guest to power off; after ``timeout`` seconds (0: at once) pull the plug."""
+
+    def pull_plug(self, server: str) -> None:
+        """Have the domain off at once, and no memory saved, its fence and its files as they are: it must not run here,
+        as the conductor says. No domain: nothing to do. Repeatable."""
 
     def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         """Restart the domain once for this fence: ACPI shutdown for ``timeout`` seconds, then hard.

@@ -2,7 +2,8 @@
 """A complete hypervisor in memory: the other implementation of ``virt.driver``.
 
 Called by the agent when ``virt_driver = memory``, by tests and by the bench. Guests are records; nothing runs.
-The host they live on, with its script and its memory of calls, is ``virt.memory_host``. All methods are thread-safe.
+The host they live on, with its script and its memory of calls, is ``virt.memory_host``; how they move is
+``virt.memory_moves``. All methods are thread-safe.
 """
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, ImageWriter, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.memory_guest import Guest
-from compute_agent.virt.memory_host import QUIET, Fail, MemoryHost, Slow, state_of, wait
-from compute_agent.virt.wanted import still_demanded, wanted
+from compute_agent.virt.memory_guest import Guest, made
+from compute_agent.virt.memory_host import state_of
+from compute_agent.virt.memory_moves import MemoryMoves
+from compute_agent.virt.memory_script import QUIET, Fail, Slow, wait
+from compute_agent.virt.wanted import still_demanded
 
 __all__ = ["QUIET", "Fail", "Guest", "MemoryDriver", "Slow"]
 
 
-class MemoryDriver(MemoryHost):
+class MemoryDriver(MemoryMoves):
     """Implements ``Driver``."""
 
     def inventory(self) -> HostInventory:
@@ -45,7 +48,8 @@ class MemoryDriver(MemoryHost):
         wait(0, run)
         self._before_start(spec.server, spec.interfaces, run)
         with self._lock:
-            guest = self.guests.setdefault(spec.server, _made(spec, disk))
+            guest = self.guests.get(spec.server) or made(spec, disk)
+            self._keep(spec.server, guest)
             guest.interfaces = list(spec.interfaces)
             state = self._start(spec.server, guest, spec.fence, spec.paused)
         return self._end(state, after, run)
@@ -65,6 +69,15 @@ class MemoryDriver(MemoryHost):
             guest.fence, guest.saved = fence, False
             self._power(server, guest, SHUTDOWN)
         return self._end(state_of(server, guest), after, run)
+
+    def pull_plug(self, server: str) -> None:
+        after = self._begin("pull_plug", server)
+        with self._lock:
+            if (guest := self.guests.get(server)) is not None:
+                guest.saved = False
+                self._power(server, guest, SHUTDOWN)
+        self._tell()
+        wait(after, QUIET)
 
     def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         after = self._begin("reboot", server, run)
@@ -217,12 +230,11 @@ class MemoryDriver(MemoryHost):
         with self._lock:
             return self._active(server).diagnostics()
 
-    def ensure_absent(self, server: str, fence: int) -> None:
+    def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
         after = self._begin("ensure_absent", server)
         with self._lock:
-            if self.guests.pop(server, None) is not None:
-                self._write(server, None)
-                self._consoles.end(server)
+            self._forget(server, keep_files)
+            self._consoles.end(server)
         wait(after, QUIET)
 
     def console_output(self, server: str, limit: int) -> str:
@@ -249,22 +261,14 @@ class MemoryDriver(MemoryHost):
     def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
         """The guest anew, off; its console goes on."""
         old = self.guests.get(spec.server)
-        guest = self.guests[spec.server] = _made(spec, disk)
+        guest = made(spec, disk)
+        self._keep(spec.server, guest)
         guest.made = spec.fence
         if old is not None:
             guest.boots, guest.console, guest.ignores_acpi = old.boots, old.console, old.ignores_acpi
             guest.power_state = old.power_state
         self._power(spec.server, guest, SHUTDOWN)
         return guest
-
-
-def _made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
-    """A guest that is off. The image says by its property when no agent runs in its guests."""
-    image = spec.image
-    return Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk), vcpus=spec.flavor.vcpus,
-                 has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no",
-                 memory_mb=spec.flavor.memory_mb, config_drive=spec.config_drive,
-                 interfaces=list(spec.interfaces), options=dict(wanted(spec).options), fitting=spec.fitting)
 
 
 def _mac(interface: Interface) -> str:

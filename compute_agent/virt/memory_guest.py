@@ -19,15 +19,18 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from common.models import Fitting, Interface
+from common.models import Fitting, GuestSpec, Interface
 from common.wire import from_wire
-from compute_agent.virt.driver import PAUSED, RUNNING
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
+from compute_agent.virt.wanted import wanted
 
 #: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
 HEADER = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0).ljust(512, b"\0")
 MARK = b'{"kilonova memory disk": '
 HASH_ROUNDS = 1000
-BOOT_ID = "boot_id"
+BOOT_ID, HOST_ID = "boot_id", "host_id"
+#: Stands before a server whose files are here without a domain.
+FILES = "files of "
 NIC_COUNTERS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop"))
 STATES = {RUNNING: "running", PAUSED: "paused"}
 
@@ -36,8 +39,10 @@ STATES = {RUNNING: "running", PAUSED: "paused"}
 class Guest:
     """``saved``: its memory is saved. ``made`` and ``rescue`` are the fences of the last rebuild and of the rescue
     that lasts (0: none). ``passwords``: user -> salt and hash. ``options``: of its hardware; ``fitting``: the parts of
-    the host that are its own. ``has_agent``, ``ignores_acpi`` and
-    ``holds_interfaces`` (it lets go of none while it runs) are what a test says of the guest."""
+    the host that are its own. ``root_gb``: the size of its disk; ``memory``: what its programs hold, until it is off.
+    ``offered``: the hash of the secret that opens its files; ``received``: the fence under which they came here;
+    ``left``: the host that it went to while it ran. ``has_agent``, ``ignores_acpi`` and ``holds_interfaces`` (it lets
+    go of none while it runs) are what a test says of the guest."""
 
     power_state: int
     fence: int
@@ -61,6 +66,18 @@ class Guest:
     started: float = 0.0
     options: dict[str, str] = field(default_factory=dict)
     fitting: Fitting | None = None
+    root_gb: int = 0
+    memory: dict[str, str] = field(default_factory=dict)
+    offered: str = ""
+    received: int = 0
+    left: str = ""
+
+    def dress(self, spec: GuestSpec) -> None:
+        """Give it the hardware of ``spec``; its disk only grows."""
+        self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
+        self.root_gb = max(self.root_gb, spec.flavor.root_gb)
+        self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
+        self.options, self.fitting = dict(wanted(spec).options), spec.fitting
 
     @property
     def booted_from(self) -> str:
@@ -98,6 +115,15 @@ class Guest:
                              **dict.fromkeys(NIC_COUNTERS, 0)} for interface in self.interfaces]}
 
 
+def made(spec: GuestSpec, disk: dict[str, str]) -> Guest:
+    """A guest that is off. The image says by its property when no agent runs in its guests."""
+    image = spec.image
+    guest = Guest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk),
+                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no")
+    guest.dress(spec)
+    return guest
+
+
 def _hash(password: str, salt: str) -> str:
     return hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), HASH_ROUNDS).hex()
 
@@ -110,6 +136,10 @@ def read_disk(image: bytes) -> dict[str, str]:
     return files
 
 
+class Storage(dict[str, Guest]):
+    """What hosts have their disks on: by server the guest whose disk it is."""
+
+
 class GuestFile:
     """Keeps guests over the death of their process: one line for each change, which is cheap with a thousand
     guests and whole even when the process is killed."""
@@ -120,16 +150,16 @@ class GuestFile:
         self._file: FileIO | None = None
 
     def read(self) -> Iterator[tuple[str, Any]]:
-        """What was written, oldest first: (server, its guest or None) and (``BOOT_ID``, the boot's id)."""
+        """What was written, oldest first: (server, its guest or None), likewise with ``FILES`` before the server, and
+        ids of the host (``BOOT_ID``, ``HOST_ID``)."""
         for line in self._path.read_bytes().splitlines() if self._path.exists() else []:
             key, value = json.loads(line)
             yield key, from_wire(Guest, value) if isinstance(value, dict) else value
 
-    def begin(self, boot_id: str, guests: dict[str, Guest]) -> None:
+    def begin(self, content: dict[str, Guest | str]) -> None:
         """Write all anew, without what is past, and keep the file open for changes."""
         part = self._path.with_name(f"{self._path.name}.part")
-        lines = [_line(server, guest) for server, guest in guests.items()]
-        part.write_bytes(b"".join([_line(BOOT_ID, boot_id), *lines]))
+        part.write_bytes(b"".join(_line(key, value) for key, value in content.items()))
         os.replace(part, self._path)
         self._file = FileIO(self._path, "a")
 

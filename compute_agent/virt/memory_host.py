@@ -4,18 +4,20 @@
 ``virt.memory`` adds the verbs. ``script`` makes any verb slow or fail, one behaviour for each call; ``calls`` tells
 what was asked. With ``state_file`` the guests outlive the process, as real ones do when an agent is killed: each
 change is a line written before the verb returns. Tests do here what happens to a real host: its power goes, a guest
-powers itself off or writes to its disk.
+powers itself off, writes to its disk or remembers something.
 """
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import os_traits
 
@@ -26,47 +28,37 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Imag
 from compute_agent.virt.fetches import FETCHES, Fetches
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
 from compute_agent.virt.memory_console import Consoles
-from compute_agent.virt.memory_guest import BOOT_ID, Guest, GuestFile, read_disk
+from compute_agent.virt.memory_guest import BOOT_ID, FILES, HOST_ID, Guest, GuestFile, Storage, read_disk
+from compute_agent.virt.memory_script import QUIET, Fail, Slow, wait
 from compute_agent.virt.traits import COMMON
 
 #: Bytes of an image that are looked at for a disk's files.
 MOST_KEPT = 1 << 20
 ALL_SHARED = CpuSets()
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """The call takes ``seconds`` more: before its effect, or between the effect and the answer."""
-
-    seconds: float
-    after: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The call raises VerbFailed before it has any effect."""
-
-    text: str = "The hypervisor refused."
-    retryable: bool = False
-    details: str = "scripted"
 
 
 class MemoryHost:
     """``guests`` may be shared by two of them: the same host, restarted. ``inventory``: in place of one made of the
-    three sizes; ``size`` may be replaced at any time, as a host that is changed."""
+    three sizes; ``size`` may be replaced at any time, as a host that is changed. ``storage``: the id of what its disks
+    are on; hosts of this process with the same one share it, and without one a host has its own."""
+
+    #: The hosts of this process that a running guest can go to, and what they have their disks on.
+    reachable: ClassVar[WeakValueDictionary[str, MemoryHost]] = WeakValueDictionary()
+    storages: ClassVar[WeakValueDictionary[str, Storage]] = WeakValueDictionary()
 
     def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,
                  state_file: str | Path | None = None, script: dict[str, list[Slow | Fail]] | None = None,
                  guests: dict[str, Guest] | None = None, read_images: bool = False,
-                 inventory: HostInventory | None = None, image_fetches: int = FETCHES) -> None:
-        self.size = inventory or described(host, vcpus, memory_mb, disk_gb)
+                 inventory: HostInventory | None = None, image_fetches: int = FETCHES, storage: str = "") -> None:
+        self.name, self.size = host, inventory or described(host, vcpus, memory_mb, disk_gb)
         self.script = script if script is not None else {}
         self.calls: deque[tuple[str, str]] = deque(maxlen=100_000)
         self.guests: dict[str, Guest] = guests if guests is not None else {}
+        #: Guests of which only the files are here.
+        self.files: dict[str, Guest] = {}
         #: Bridges that the network's part on this host has not made.
         self.missing_bridges: set[str] = set()
-        self._boot_id = str(uuid.uuid4())
+        self._boot_id, self._host_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._read_images = read_images
         self._fetches = Fetches(image_fetches)
         #: Ids of the images that are here.
@@ -76,6 +68,17 @@ class MemoryHost:
         self._consoles = Consoles()
         self._lock = threading.RLock()
         self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
+        self._join(storage or self._host_id)
+
+    def _join(self, storage: str) -> None:
+        """Be found by other hosts, and find one's disks on the storage."""
+        self.uri = f"memory://{self.name}/{self._host_id}"
+        self.reachable[self.uri] = self
+        self.storage = self.storages.setdefault(storage, Storage())
+        for server, guest in (self.files | self.guests).items():
+            guest.disk = self.storage.setdefault(server, guest).disk
+        self.size = dataclasses.replace(self.size, facts=self.size.facts | {
+            "storage": storage, "migration": {"uri": self.uri, "address": self.name}})
 
     def boot_id(self) -> str:
         return self._boot_id
@@ -101,6 +104,13 @@ class MemoryHost:
             guest.disk[name] = text
             self._write(server, guest)
 
+    def write_memory(self, server: str, name: str, text: str) -> None:
+        """A program in the guest remembers something, until the guest is off."""
+        with self._lock:
+            guest = self._active(server)
+            guest.memory[name] = text
+            self._write(server, guest)
+
     def reboot_host(self) -> None:
         """The host loses its power and comes back: another boot id, and no guest runs."""
         with self._lock:
@@ -112,8 +122,10 @@ class MemoryHost:
                 self._consoles.end(server)
                 self._write(server, guest)
 
-    def _begin(self, verb: str, server: str = "", run: Run = QUIET) -> float:
-        """Record the call and act the next scripted behaviour; returns the seconds to wait at the end."""
+    def _begin(self, verb: str, server: str = "", run: Run = QUIET, pass_by: Callable[[float, Run], None] | None = None
+               ) -> float:
+        """Record the call and act the next scripted behaviour; returns the seconds to wait at the end. ``pass_by``:
+        how the verb waits."""
         self.calls.append((verb, server))
         with self._lock:
             behaviours = self.script.get(verb)
@@ -123,7 +135,7 @@ class MemoryHost:
         if isinstance(behaviour, Slow):
             if behaviour.after:
                 return behaviour.seconds
-            wait(behaviour.seconds, run)
+            (pass_by or wait)(behaviour.seconds, run)
         return 0.0
 
     def _end(self, state: DomainState, after: float, run: Run) -> DomainState:
@@ -164,10 +176,11 @@ class MemoryHost:
         waits = paused and not guest.saved and guest.power_state != RUNNING
         if guest.power_state not in (RUNNING, PAUSED) and not guest.saved:
             guest.boots += 1
+            guest.memory = {}
             guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
         if guest.power_state not in (RUNNING, PAUSED):
             guest.started = time.time()
-        guest.saved = False
+        guest.saved, guest.offered = False, ""
         self._power(server, guest, PAUSED if waits else RUNNING)
         return state_of(server, guest)
 
@@ -192,19 +205,42 @@ class MemoryHost:
         if guest.power_state == RUNNING and guest.ignores_acpi:
             wait(timeout, run)
 
+    def _keep(self, server: str, guest: Guest) -> None:
+        """A domain is made of these files."""
+        if self.files.pop(server, None) is not None:
+            self._write(FILES + server, None)
+        self.guests[server] = self.storage[server] = guest
+
+    def _lay(self, server: str, guest: Guest) -> None:
+        """These files have no domain."""
+        self.files[server] = guest
+        self._write(FILES + server, guest)
+
+    def _forget(self, server: str, keep_files: bool) -> None:
+        """Neither a domain nor files; ``keep_files``: what lies on the storage stays there."""
+        for whose, key in ((self.guests, server), (self.files, FILES + server)):
+            if whose.pop(server, None) is not None:
+                self._write(key, None)
+        if not keep_files and (lost := self.storage.pop(server, None)) is not None:
+            lost.disk.clear()
+
     def _write(self, server: str, guest: Guest | None) -> None:
         if self._file is not None:
             self._file.write(server, guest)
 
     def _restored(self, file: GuestFile) -> GuestFile:
         for key, value in file.read():
+            whose, server = (self.files, key.removeprefix(FILES)) if key.startswith(FILES) else (self.guests, key)
             if key == BOOT_ID:
                 self._boot_id = value
+            elif key == HOST_ID:
+                self._host_id = value
             elif value is None:
-                self.guests.pop(key, None)
+                whose.pop(server, None)
             else:
-                self.guests[key] = value
-        file.begin(self._boot_id, self.guests)
+                whose[server] = value
+        files = {FILES + server: guest for server, guest in self.files.items()}
+        file.begin({BOOT_ID: self._boot_id, HOST_ID: self._host_id, **self.guests, **files})
         return file
 
     def _fetch(self, image: ImageRef | None, read_image: ImageReader, run: Run) -> dict[str, str]:
@@ -234,16 +270,6 @@ def described(host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets 
 
 def state_of(server: str, guest: Guest) -> DomainState:
     return DomainState(server, guest.power_state, guest.fence)
-
-
-def wait(seconds: float, run: Run) -> None:
-    deadline = time.monotonic() + seconds
-    while not run.cancelled():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        time.sleep(min(left, 0.02))
-    raise Cancelled
 
 
 def _read(image: ImageRef, read_image: ImageReader, run: Run) -> bytes:

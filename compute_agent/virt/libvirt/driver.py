@@ -96,6 +96,9 @@ class LibvirtDriver:
         self._guests.folder(server)
         return self._patiently(run, work)
 
+    def pull_plug(self, server: str) -> None:
+        self._patiently(QUIET, lambda: self._guests.pull_plug(server))
+
     def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
         def work() -> DomainState:
             found = power.find(self._libvirt, server)
@@ -154,8 +157,8 @@ class LibvirtDriver:
         config = str(self._guests.folder(server) / "config")
         return self._patiently(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
 
-    def ensure_absent(self, server: str, fence: int) -> None:
-        self._patiently(QUIET, lambda: self._guests.remove(server))
+    def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
+        self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
 
     def console_output(self, server: str, limit: int) -> str:

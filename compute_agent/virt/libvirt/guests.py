@@ -130,13 +130,17 @@ class Guests:
         disks.discard(self.folder(spec.server), RESCUE)
         return power.start(self._libvirt, spec.server, spec.fence, run)
 
-    def remove(self, server: str) -> None:
-        """Domain, saved memory, disks and files; harmless when there are none."""
-        folder = self.folder(server)
+    def pull_plug(self, server: str) -> None:
+        """Off at once, with nothing to go on from; harmless when there is no domain."""
         self._libvirt.destroy(server)
         self._libvirt.drop_saved(server)
+
+    def remove(self, server: str, keep_files: bool = False) -> None:
+        """Domain, saved memory, disks and files, unless these are another host's too; harmless when there are none."""
+        folder = self.folder(server)
+        self.pull_plug(server)
         self._libvirt.undefine(server)
-        if folder.exists():
+        if folder.exists() and not keep_files:
             shutil.rmtree(folder)
 
     def _make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:

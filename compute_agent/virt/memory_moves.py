@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests in memory that move: their files through a peer while they are off, themselves while they run.
+
+The part of ``virt.memory`` between the host and the other verbs. A guest's files are two parts, its disk and its
+record, and lie in ``MemoryHost.files`` where no domain is made of them. Live, a guest is handed from one host of this
+process to another (``MemoryHost.reachable``): it stands still here before it goes on there. Must stay true: whatever
+is repeated, at most one of the two hosts has it running.
+"""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from common import errors
+from common.models import DomainState, GuestSpec
+from common.wire import from_wire
+from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SHUTDOWN, ImageReader, Part, Peer, Run, VerbFailed
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.memory_guest import Guest, made, read_disk
+from compute_agent.virt.memory_host import MemoryHost, state_of
+from compute_agent.virt.memory_script import QUIET, nap, wait
+from compute_agent.virt.wanted import wanted
+
+DISK, RECORD = "disk", "guest"
+CHUNK, MIBIBYTE = 1 << 20, 1 << 20
+
+
+class MemoryMoves(MemoryHost):
+    """The verbs of guests that move, as ``Driver`` has them."""
+
+    def offer(self, server: str, fence: int, secret: str, run: Run) -> dict[str, Any]:
+        after = self._begin("offer", server, run)
+        with self._lock:
+            guest = self._guest(server)
+            guest.offered = _hash(secret)
+            self._write(server, guest)
+            size = sum(map(len, _contents(guest).values()))
+        wait(after, run)
+        return {"bytes": size}
+
+    def parts(self, server: str, secret: str) -> list[Part]:
+        self._begin("parts", server)
+        with self._lock:
+            contents = _contents(self._offered(server, secret))
+        return [Part(name, len(content), len(content)) for name, content in contents.items()]
+
+    def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+        after = self._begin("read_part", server)
+        with self._lock:
+            content = _contents(self._offered(server, secret)).get(name)
+        if content is None:
+            raise errors.NotFound("There is no such part.")
+
+        def chunks(content: bytes) -> Iterator[tuple[int, bytes]]:
+            for at in range(0, len(content), CHUNK):
+                yield at, content[at:at + CHUNK]
+            wait(after, QUIET)
+        return chunks(content)
+
+    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        after = self._begin("prepare", spec.server, run)
+        self._refuse_what_cannot_be(spec)
+        wait(after, run)
+        return {}
+
+    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        after = self._begin("receive", spec.server, run)
+        with self._lock:
+            here = self.guests.get(spec.server) or self.files.get(spec.server)
+        size = 0
+        if here is None or here.received != spec.fence:
+            run.phase("copying disk 0 %")
+            guest, size = self._fetched(spec, peer, run)
+            wait(0, run)
+            with self._lock:
+                self._lay_down(spec, guest)
+                self.storage[spec.server] = guest
+            run.phase("copying disk 100 %")
+        wait(after, run)
+        return {"bytes": size}
+
+    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        after = self._begin("install", spec.server, run)
+        with self._lock:
+            guest = self.guests.get(spec.server) or self._own(spec.server)
+            if guest.power_state not in (RUNNING, PAUSED):
+                guest.saved = False
+                guest.dress(spec)
+                guest.fence = spec.fence
+                self._keep(spec.server, guest)
+        if runs:
+            self._before_start(spec.server, spec.interfaces, run)
+        with self._lock:
+            if runs:
+                state = self._start(spec.server, guest, spec.fence, spec.paused)
+            else:
+                guest.fence = spec.fence
+                self._power(spec.server, guest, SHUTDOWN)
+                state = state_of(spec.server, guest)
+        return self._end(state, after, run)
+
+    def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
+                        run: Run) -> dict[str, Any]:
+        after = self._begin("prepare_arrival", spec.server, run)
+        self._refuse_what_cannot_be(spec)
+        lacking = set(cpu.get("features", ())) - set(self.size.cpu_info.get("features", ()))
+        if lacking:
+            raise VerbFailed(f"The CPU of this host lacks {', '.join(sorted(lacking))}, which the server may use.",
+                             retryable=True)
+        peer.parts()
+        with self._lock:
+            if shared and spec.server not in self.storage:
+                raise VerbFailed("The server's files are not on the storage of this host.", retryable=True)
+            here = self.guests.get(spec.server)
+            if here is None or here.received != spec.fence:
+                self._lay_down(spec, made(spec, {}))
+        wait(after, run)
+        return {"uri": self.uri, "address": self.name}
+
+    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
+        begun = time.monotonic()
+        journey = self._journey(spec.server, shared)
+        after = self._begin("live_migrate", spec.server, run, journey)
+        with self._lock:
+            gone = self.files.get(spec.server)
+            if spec.server not in self.guests and gone is not None and gone.left:
+                return {"bytes": 0, "job_seconds": 0.0}
+            self._active(spec.server)
+        run.phase("migrating")
+        journey(0, run)
+        size = self._hand_over(spec, to["uri"], shared)
+        seconds = time.monotonic() - begun
+        self._tell()
+        wait(after, run)
+        return {"bytes": size, "job_seconds": seconds}
+
+    def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
+        after = self._begin("arrived", spec.server, run)
+        with self._lock:
+            guest = self.guests.get(spec.server)
+            if guest is None:
+                raise VerbFailed("The server did not arrive on this host.", details=f"no domain {spec.server}")
+            guest.dress(spec)
+            guest.fence = spec.fence
+            self._write(spec.server, guest)
+            state = state_of(spec.server, guest)
+        return self._end(state, after, run)
+
+    # --- files ---
+    def _offered(self, server: str, secret: str) -> Guest:
+        guest = self.guests.get(server)
+        if guest is None or not hmac.compare_digest(guest.offered, _hash(secret)):
+            raise errors.Forbidden("The server's files are not offered under this secret.")
+        return guest
+
+    def _refuse_what_cannot_be(self, spec: GuestSpec) -> None:
+        wanted(spec)
+        plugs(spec.interfaces)
+        if spec.flavor.disk_gb > self.size.disk_gb:
+            raise VerbFailed(f"The disk of {spec.flavor.disk_gb} GiB does not fit on this host.", retryable=True,
+                             details=f"{self.size.disk_gb} GiB in all")
+
+    def _fetched(self, spec: GuestSpec, peer: Peer | None, run: Run) -> tuple[Guest, int]:
+        """The guest as its files say, and how many bytes travelled."""
+        if peer is None:
+            with self._lock:
+                return self._shared(spec.server), 0
+        contents = {part.name: _read(peer, part, run) for part in peer.parts()}
+        try:
+            guest = from_wire(Guest, json.loads(contents[RECORD]))
+            guest.disk = read_disk(contents[DISK])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise VerbFailed("What came of the server's files is not a guest.", details=repr(problem),
+                             retryable=True) from problem
+        return guest, sum(map(len, contents.values()))
+
+    def _lay_down(self, spec: GuestSpec, guest: Guest) -> None:
+        """Files without a domain, in place of whatever was here; a domain that runs stays."""
+        old = self.guests.get(spec.server)
+        if old is not None and old.power_state in (RUNNING, PAUSED):
+            raise VerbFailed("The server runs on this host already.", details="files for a guest that is not off")
+        if self.guests.pop(spec.server, None) is not None:
+            self._write(spec.server, None)
+        guest.dress(spec)
+        guest.power_state, guest.saved, guest.offered, guest.received = SHUTDOWN, False, "", spec.fence
+        self._lay(spec.server, guest)
+
+    def _own(self, server: str) -> Guest:
+        """Of files that are here. What left this host while it ran is not the server any more."""
+        found = self.files.get(server)
+        return found if found is not None and not found.left else self._shared(server)
+
+    def _shared(self, server: str) -> Guest:
+        """The guest on this host's storage, whoever made it: another record of the same disk."""
+        found = self.storage.get(server)
+        if found is None or found.left:
+            raise VerbFailed("The server's files are not on the storage of this host.", details=f"no disk of {server}",
+                             retryable=True)
+        return replace(found, power_state=SHUTDOWN, saved=False, offered="")
+
+    # --- while it runs ---
+    def _journey(self, server: str, shared: bool) -> Callable[[float, Run], None]:
+        """What passes the time of a migration: it tells how far it is, and does what is wished."""
+        guest = self.guests.get(server)
+        totals = {"memory": guest.memory_mb * MIBIBYTE if guest else 0,
+                  "disk": len(guest.disk_image()) if guest and not shared else 0}
+
+        def pass_by(seconds: float, run: Run) -> None:
+            begun = time.monotonic()
+            while True:
+                part = min(1.0, (time.monotonic() - begun) / seconds) if seconds else 1.0
+                run.measured({f"{what}_{name}": size for what, total in totals.items() for name, size in (
+                    ("total", total), ("processed", int(total * part)), ("remaining", total - int(total * part)))})
+                if run.wish() == "abort":
+                    raise VerbFailed(ABORTED)
+                if part == 1.0 or run.wish() == "complete":
+                    wait(0, run)
+                    return
+                nap(run)
+        return pass_by
+
+    def _hand_over(self, spec: GuestSpec, uri: str, shared: bool) -> int:
+        """The guest stands still here, goes on there, and is no longer here; returns how many bytes that were."""
+        there = self.reachable.get(uri)
+        if there is None:
+            raise VerbFailed("The destination cannot be reached.", details=f"no host at {uri}", retryable=True)
+        assert isinstance(there, MemoryMoves)
+        with self._lock:
+            guest = self._active(spec.server)
+            traveller = from_wire(Guest, json.loads(json.dumps(asdict(guest))))
+            was, guest.power_state = guest.power_state, PAUSED
+        try:
+            there.take_in(spec, traveller, shared)
+        except BaseException:
+            guest.power_state = was
+            raise
+        with self._lock:
+            del self.guests[spec.server]
+            self._write(spec.server, None)
+            guest.power_state, guest.left = SHUTDOWN, uri
+            self._lay(spec.server, guest)
+            self._changed.append(spec.server)
+            self._consoles.end(spec.server)
+        return guest.memory_mb * MIBIBYTE + (0 if shared else len(guest.disk_image()))
+
+    def take_in(self, spec: GuestSpec, guest: Guest, shared: bool) -> None:
+        """A running guest comes. VerbFailed: this host was not prepared for it."""
+        with self._lock:
+            if spec.server in self.guests or spec.server not in self.files:
+                raise VerbFailed("The destination is not prepared for the server.", retryable=True,
+                                 details=f"no files, or a domain, of {spec.server} at {self.name}")
+            guest.disk = self.storage[spec.server].disk if shared else guest.disk
+            guest.dress(spec)
+            guest.fence, guest.received, guest.offered, guest.left = spec.fence, spec.fence, "", ""
+            self._keep(spec.server, guest)
+            self._write(spec.server, guest)
+            self._changed.append(spec.server)
+        self._tell()
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _contents(guest: Guest) -> dict[str, bytes]:
+    """The parts of a guest; of one that runs only what it cannot change."""
+    record = json.dumps(asdict(replace(guest, disk={}, offered=""))).encode()
+    return {RECORD: record} if guest.power_state in (RUNNING, PAUSED) else {DISK: guest.disk_image(), RECORD: record}
+
+
+def _read(peer: Peer, part: Part, run: Run) -> bytes:
+    """A part, whole."""
+    content = bytearray(part.size)
+    arrived = 0
+    for at, chunk in peer.read(part.name):
+        wait(0, run)
+        content[at:at + len(chunk)] = chunk
+        arrived += len(chunk)
+    if (len(content), arrived) != (part.size, part.bytes):
+        raise VerbFailed("What came of the server's files is not what was sent.", retryable=True,
+                         details=f"{part.name}: {arrived} of {part.bytes} bytes")
+    return bytes(content)

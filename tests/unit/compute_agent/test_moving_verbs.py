@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of servers that move, from one host in memory to another, as commands with their arguments."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.models import Command, Flavor, GuestSpec
+from common.wire import to_wire
+from compute_agent import verbs
+from compute_agent.journal import Journal
+from compute_agent.verbs import VERBS, Tools, Verb
+from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SHUTDOWN, Part, Run
+from compute_agent.virt.memory import QUIET, MemoryDriver, Slow
+
+SMALL, LARGE = Flavor("1", "small", 1, 64, 1), Flavor("2", "large", 2, 128, 5)
+
+
+def guest(fence: int = 1, flavor: Flavor = SMALL) -> GuestSpec:
+    return GuestSpec("s", fence, "vm", flavor)
+
+
+class Reader:
+    """A guest's files, read from another host of this process."""
+
+    def __init__(self, driver: MemoryDriver, server: str, secret: str) -> None:
+        self.driver, self.server, self.secret = driver, server, secret
+
+    def parts(self) -> list[Part]:
+        return self.driver.parts(self.server, self.secret)
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        return self.driver.read_part(self.server, self.secret, name)
+
+
+class Pair:
+    """Two hosts; the source has a guest with something on its disk."""
+
+    def __init__(self, storage: str = "") -> None:
+        self.journal, self.wish, self.told = Journal(":memory:"), "", [{}]
+        self.source, self.destination = (MemoryDriver(name, storage=storage) for name in ("h1", "h2"))
+        self.source.ensure_guest(guest(), lambda image: iter(()), QUIET)
+        self.source.write_file("s", "canary", "sings")
+
+    def run(self, driver: MemoryDriver, verb: str, fence: int = 2, **args: Any) -> Any:
+        run = Run(lambda name: None, lambda: False, lambda: self.wish, lambda numbers: self.told.append(dict(numbers)))
+        tools = Tools(driver, lambda image: iter(()), lambda image: list, run,
+                      lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret))
+        return verbs.run(self.journal, tools, Command("a", f"{verb}-{fence}-{driver.name}", 1, "s", fence, 1, verb,
+                                                      args))
+
+    def offered(self) -> None:
+        self.source.ensure_stopped("s", 2, 0, QUIET)
+        assert self.run(self.source, "offer", secret="open sesame").data["bytes"] > 0
+
+    def live(self, verb: str, **args: Any) -> Any:
+        """One of the verbs of a live migration, at the host where it belongs."""
+        driver = self.source if verb in ("offer", "live_migrate") else self.destination
+        return self.run(driver, verb, guest=to_wire(guest(2)), **args)
+
+
+def test_a_guest_moves_while_it_is_off_and_grows() -> None:
+    pair = Pair()
+    spec = to_wire(guest(2, LARGE))
+    assert pair.run(pair.destination, "prepare", guest=spec).status == "done"
+    pair.offered()
+    received = pair.run(pair.destination, "receive", guest=spec, secret="open sesame", **{"from": "h1:1"})
+    assert received.status == "done" and received.data["bytes"] > 0
+    assert pair.destination.domains() == []
+    installed = pair.run(pair.destination, "install", guest=spec, runs=True)
+    assert (installed.status, installed.data) == ("done", {"power_state": RUNNING})
+    moved = pair.destination.guests["s"]
+    assert (moved.disk, moved.root_gb, moved.vcpus, moved.boots) == ({"canary": "sings"}, 5, 2, 2)
+    assert "open sesame" not in repr(pair.source.guests["s"])
+
+
+def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
+    pair = Pair(storage="shelf")
+    pair.source.ensure_stopped("s", 2, 0, QUIET)
+    spec = to_wire(guest(2))
+    found = pair.run(pair.destination, "receive", guest=spec, secret="", **{"from": None})
+    assert (found.status, found.data) == ("done", {"bytes": 0})
+    assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {"power_state": SHUTDOWN}
+    assert pair.run(pair.source, "ensure_absent", keep_files=True).status == "done"
+    assert pair.source.domains() == []
+    assert pair.destination.guests["s"].disk == {"canary": "sings"}
+    assert pair.run(pair.destination, "ensure_absent", fence=3).status == "done"
+    lost = pair.run(pair.source, "receive", guest=spec, secret="", **{"from": None})
+    assert (lost.status, lost.retryable) == ("failed", True)
+
+
+def test_files_of_another_host_that_cannot_be_reached_wait() -> None:
+    pair = Pair()
+    command = Command("a", "copy", 1, "s", 2, 1, "receive", {"guest": to_wire(guest(2)), "from": "h1:1", "secret": ""})
+    tools = Tools(pair.destination, lambda image: iter(()), lambda image: list, QUIET)
+    assert verbs.run(pair.journal, tools, command) is None, "no peer was given: it is tried again"
+
+
+def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
+    pair = Pair()
+    pair.offered()
+    refused = pair.run(pair.destination, "receive", guest=to_wire(guest(2)), secret="guess", **{"from": "h1:1"})
+    assert refused.status == "failed" and "guess" not in repr(refused)
+    assert pair.destination.files == {}
+
+
+@pytest.mark.parametrize("state", [RUNNING, PAUSED])
+def test_a_guest_moves_while_it_runs(state: int) -> None:
+    pair = Pair()
+    pair.source.write_memory("s", "counter", "41")
+    if state == PAUSED:
+        pair.source.ensure_paused("s", 1, QUIET)
+    assert pair.live("offer", secret="open sesame").status == "done"
+    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"})
+    assert to.data == {"uri": pair.destination.uri, "address": "h2"}
+    gone = pair.live("live_migrate", to=to.data, shared=False)
+    assert gone.status == "done" and gone.data["bytes"] > 64 << 20 and gone.data["job_seconds"] < 5
+    assert pair.source.domains() == []
+    assert pair.live("arrived").data == {"power_state": state}
+    moved = pair.destination.guests["s"]
+    assert (moved.memory, moved.disk, moved.boots, moved.fence) == ({"counter": "41"}, {"canary": "sings"}, 1, 2)
+    assert pair.told[-1]["memory_remaining"] == 0 < pair.told[-1]["memory_processed"]
+
+
+def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> None:
+    pair = Pair()
+    pair.live("offer", secret="open sesame")
+    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
+    pair.wish, pair.source.script["live_migrate"] = "abort", [Slow(60)]
+    ended = pair.live("live_migrate", to=to, shared=False)
+    assert (ended.status, ended.error, ended.retryable) == ("failed", ABORTED, False)
+    assert [state.power_state for state in pair.source.domains()] == [RUNNING]
+    assert pair.live("arrived").status == "failed"
+
+
+def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
+    pair = Pair()
+    pair.live("offer", secret="open sesame")
+    to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
+    pair.wish, pair.source.script["live_migrate"] = "complete", [Slow(60)]
+    assert pair.live("live_migrate", to=to, shared=False).status == "done"
+
+
+def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
+    def die(tools: Tools, command: Command) -> None:
+        raise errors.Unavailable("the hypervisor is away")
+    journal = Journal(":memory:")
+    command = Command("a", "migrate", 1, "s", 2, 1, "live_migrate")
+    tools = Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
+    for _ in range(2):
+        assert verbs.run(journal, tools, command, table={"live_migrate": Verb(die, moves=True)}) is None
+        assert journal.has_begun(command.key) and journal.find(command.key) is None
+
+
+def test_what_lets_a_running_guest_go_says_so() -> None:
+    assert {name for name, verb in VERBS.items() if verb.moves} == {"live_migrate"}
+    assert {name for name, verb in VERBS.items() if verb.copies} == {
+        "ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "prepare_arrival", "live_migrate"}
