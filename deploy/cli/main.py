@@ -21,7 +21,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "version"): ("deploy.cli.database", "version", "show the database's version and the one needed"),
     ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
-    ("hosts",): ("deploy.cli.hosts", "hosts", "show hosts: zone, state, what is free, which are left out"),
+    ("hosts",): ("deploy.cli.hosts", "hosts", "list all hosts: zone, state, what is free, which are left out"),
+    ("host", "debts"): ("deploy.cli.debts", "debts", "show what is left on hosts that have not removed it yet"),
     ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
@@ -29,11 +30,16 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("config", "check"): ("deploy.cli.config", "check", "read the configuration and say what is wrong with it"),
 }
 
+#: words that only begin others -> what those are about
+NOUNS = {"database": "the database's schema: upgrade, version", "consoles": "consoles that are open: list, end",
+         "host": "empty one host, or see what it owes: debts", "config": "the configuration file: sample, check"}
+
 _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
 #: words -> what else the command takes, as ``add_argument`` does
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),
     ("hosts",): (_JSON,),
+    ("host", "debts"): (("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}), _JSON),
     ("explain",): (
         ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
         ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),
@@ -62,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
             command = nouns.add_parser(words[0], help=text, description=text)
         else:
             if words[0] not in made:
-                noun = nouns.add_parser(words[0], help=f"{words[0]} …")
+                noun = nouns.add_parser(words[0], help=NOUNS[words[0]], description=NOUNS[words[0]])
                 made[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
             command = made[words[0]].add_parser(words[1], help=text, description=text)
         command.set_defaults(module=module, function=function)
