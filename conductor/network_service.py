@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from common import errors
 from common.clients.identity import Identity
-from common.clients.network import Client
+from common.clients.network_bindings import Bindings
 from common.models import Interface
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class NetworkService:
     """One process's way to it; made after the process has forked. Only the lane of the network service calls it."""
 
-    def __init__(self, identity: Identity, client: Client) -> None:
+    def __init__(self, identity: Identity, client: Bindings) -> None:
         self._identity, self._client = identity, client
 
     def ports(self, server: str) -> list[dict[str, Any]]:
@@ -33,6 +33,15 @@ class NetworkService:
 
     def delete(self, port_id: str) -> None:
         self._ask(lambda token: self._client.delete_port(token, port_id))
+
+    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+        return self._ask(lambda token: self._client.bind_also(token, port, host))
+
+    def activate(self, port_id: str, host: str) -> None:
+        self._ask(lambda token: self._client.activate(token, port_id, host))
+
+    def unbind_at(self, port_id: str, host: str) -> None:
+        self._ask(lambda token: self._client.unbind_at(token, port_id, host))
 
     def names_guests(self) -> bool:
         return self._ask(lambda token: "dns-integration" in self._client.extensions(token))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of servers: the steps that create, unshelve, attach, detach and delete share.
+"""The ports of servers: the steps that create, unshelve, attach, detach, delete and moves share.
 
 A port that Kilonova made carries the server's id from its first moment, so what a crash or a lost answer left is found
 by asking for the server's ports; a port that its user made is only bound and unbound. The step that makes ports looks
@@ -60,13 +60,13 @@ def plug(engine: Engine, run: Run) -> None:
         port = next((port for port in spare if _fits(port, wish)), None)
         if port is not None:
             spare.remove(port)
-            found[number] = networks.update(port["id"], _binding(networks, run))
+            found[number] = networks.update(port["id"], _binding(networks, run, run.host))
     missing = [number for number in range(len(wishes)) if number not in found]
     if missing:
         made = networks.create([_new(networks, run, wishes[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
     _leave(networks, run, [found[number] for number in range(len(wishes))],
-           [wish.get("tag") or "" for wish in wishes], are_new=len(missing) == len(wishes))
+           [wish.get("tag") or "" for wish in wishes], str(run.host), are_new=len(missing) == len(wishes))
 
 
 def _take(networks: Networks, run: Run, port_id: str) -> Port:
@@ -74,30 +74,104 @@ def _take(networks: Networks, run: Run, port_id: str) -> Port:
     user = networks.port(port_id).get("device_id")
     if user and user != run.server.id:
         raise errors.Conflict(f"Port {port_id} is still in use.")
-    return networks.update(port_id, _binding(networks, run))
+    return networks.update(port_id, _binding(networks, run, run.host))
 
 
 def rebind(engine: Engine, run: Run) -> None:
     """Bind the server's ports to the host where it is now; one that its user has removed is gone."""
+    assert run.host is not None
+    rebind_to(engine, run, run.host)
+
+
+def rebind_to(engine: Engine, run: Run, host: str) -> None:
+    """Bind the server's ports to this host, which need not be the server's yet or any more.
+
+    On the way back a host that cannot bind holds nobody up: its ports are bound there again with its next start.
+    """
     networks, ports, tags = service(engine), [], []
     for one in of(run):
         try:
-            ports.append(networks.update(one.port, _binding(networks, run)))
+            networks.unbind_at(one.port, host)          # what a move that was superseded has left there
+            ports.append(networks.update(one.port, _binding(networks, run, host)))
             tags.append(one.tag)
         except errors.NotFound:
             continue
-    _leave(networks, run, ports, tags, are_new=False)
+    _leave(networks, run, ports, tags, host, are_new=False)
 
 
-def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str], are_new: bool) -> None:
+def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str], host: str, *, are_new: bool,
+           name: str = "plugged") -> None:
     """What became of the ports, for the transaction; a port that cannot be bound here is the host's failure."""
     failed = {port["id"]: port.get("binding:vif_type") for port in ports if port.get("binding:vif_type") not in BOUND}
-    if failed:
+    if failed and not run.is_undoing:
         run.fail(f"The network service cannot bind port {', '.join(failed)} on this host.",
-                 f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {run.host}?",
+                 f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
                  retryable=True)
-    run.left["plugged"] = [to_wire(one) | {"tag": tag}
-                           for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
+    run.left[name] = [to_wire(one) | {"tag": tag}
+                      for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
+
+
+# --- two hosts at a time: a server that moves while it runs ---
+def bind_there(engine: Engine, run: Run) -> None:
+    """Bind the server's ports to the destination too: they are wired there before the guest comes, and still here."""
+    networks, dest, ports, tags = service(engine), run.data["dest"], [], []
+    held = {port["id"]: port for port in networks.ports(run.server.id)}
+    for one in of(run):
+        try:
+            if one.port in held:
+                also = networks.bind_also(held[one.port], dest) or {}
+                ports.append(held[one.port] | {f"binding:{name}": also[name] for name in ("vif_type", "vif_details")
+                                               if name in also})
+                tags.append(one.tag)
+        except errors.NotFound:
+            continue
+    _leave(networks, run, ports, tags, dest, are_new=False, name="arriving")
+
+
+def activate_there(engine: Engine, run: Run) -> None:
+    """The guest runs at the destination: that is the place of its ports from now on."""
+    networks, dest = service(engine), run.data["dest"]
+    for one in of(run):
+        try:
+            networks.activate(one.port, dest)
+        except errors.NotFound:
+            port = _found(networks, one.port)
+            if port is not None and port.get("binding:host_id") != dest:        # its second binding is gone, not itself
+                networks.update(one.port, {"binding:host_id": dest})
+    held, owner = networks.ports(run.server.id), _owner(run, dest)
+    for port in held:
+        if port.get("device_owner") != owner:
+            _change(networks, port, {"device_owner": owner})
+    _describe(networks, run, held)
+
+
+def withdraw_there(engine: Engine, run: Run) -> None:
+    """The server's ports are not bound to the destination any more, where nothing has come."""
+    _unbind_at(engine, run, run.data.get("dest"))
+
+
+def forget_source(engine: Engine, run: Run) -> None:
+    """The server's ports are not bound to the host any more that it has left."""
+    _unbind_at(engine, run, run.data.get("source"))
+
+
+def _unbind_at(engine: Engine, run: Run, host: str | None) -> None:
+    for one in of(run):
+        if host is not None:
+            service(engine).unbind_at(one.port, host)
+
+
+def _found(networks: Networks, port_id: str) -> Port | None:
+    try:
+        return networks.port(port_id)
+    except errors.NotFound:
+        return None
+
+
+def written(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    """Write what became of the ports of a guest that runs, or that is off."""
+    for run in runs:
+        run.set(interfaces=run.data["plugged"])
 
 
 def _before(run: Run) -> set[str]:
@@ -106,15 +180,20 @@ def _before(run: Run) -> set[str]:
     return {one["port"] for one in run.server.interfaces or ()} - wished
 
 
-def _binding(networks: Networks, run: Run) -> dict[str, Any]:
-    zone = run.changes.get("availability_zone", run.server.availability_zone) or "nova"
+def _binding(networks: Networks, run: Run, host: str | None) -> dict[str, Any]:
     name = {"dns_name": run.server.hostname} if networks.names_guests() else {}
-    return {"device_id": run.server.id, "device_owner": f"compute:{zone}", "binding:host_id": run.host, **name}
+    return {"device_id": run.server.id, "device_owner": _owner(run, host), "binding:host_id": host, **name}
+
+
+def _owner(run: Run, host: str | None) -> str:
+    """What the ports of a server of this host's zone have for an owner; ``run.data`` knows a destination's zone."""
+    zone = run.data.get("zone") if host and host == run.data.get("dest") else None
+    return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
 
 
 def _new(networks: Networks, run: Run, wish: dict[str, Any]) -> Port:
     port = {"network_id": wish["network"], "project_id": run.server.project_id, "admin_state_up": True,
-            "binding:profile": MADE, **_binding(networks, run)}
+            "binding:profile": MADE, **_binding(networks, run, run.host)}
     if wish.get("fixed_ip"):
         port["fixed_ips"] = [{"ip_address": wish["fixed_ip"]}]
     if run.action.args.get("security_groups"):
@@ -182,9 +261,14 @@ def patiently(call: Call) -> Call:
 # --- being wired ---
 def look(engine: Engine, run: Run) -> None:
     """What the network service says of the server's interfaces now."""
-    networks, tags = service(engine), {one.port: one.tag for one in of(run)}
-    found = networks.described(networks.ports(run.server.id), floating=True)
-    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]} for one in found if one.port in tags]
+    networks = service(engine)
+    _describe(networks, run, networks.ports(run.server.id))
+
+
+def _describe(networks: Networks, run: Run, ports: Sequence[Port]) -> None:
+    tags = {one.port: one.tag for one in of(run)}
+    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]}
+                           for one in networks.described(ports, floating=True) if one.port in tags]
 
 
 def await_wired(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:

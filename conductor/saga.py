@@ -72,6 +72,16 @@ class Networks(Protocol):
     def delete(self, port_id: str) -> None:
         """Remove a port; one that is gone is fine."""
 
+    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+        """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type and vif_details; None
+        where the service knows one host a port. NotFound when the port is gone."""
+
+    def activate(self, port_id: str, host: str) -> None:
+        """The binding to this host is the active one now; NotFound when it is gone."""
+
+    def unbind_at(self, port_id: str, host: str) -> None:
+        """Give the inactive binding to this host up; one that is gone is fine, the active one stays."""
+
     def names_guests(self) -> bool:
         """Does the service know ports by names, which guests resolve?"""
 

@@ -17,7 +17,7 @@ from oslo_config import cfg
 
 from common import errors, service
 from common.clients.identity import Identity
-from common.clients.network import Client
+from common.clients.network_bindings import Bindings
 from common.clock import Clock
 from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
@@ -231,7 +231,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
         images=ImageService(identity), spread=spread,
-        networks=NetworkService(identity, Client(identity.network_url, conf.network.timeout)),
+        networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),
         vif_plugging_timeout=conf.network.vif_plugging_timeout,
         vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
         patience=Patience(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),

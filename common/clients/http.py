@@ -59,8 +59,9 @@ class Http:
         """Its URL without a slash at the end."""
         return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/")
 
-    def send(self, method: str, url: str, token: str, *, headers: Mapping[str, str] | None = None, **more: Any) -> Any:
-        """The answer, whatever its status below 500.
+    def send(self, method: str, url: str, token: str, *, headers: Mapping[str, str] | None = None,
+             refusal: Callable[[Any], bool] = lambda answer: False, **more: Any) -> Any:
+        """The answer, whatever its status below 500; above, one that is a ``refusal`` in spite of its status.
 
         Raises:
             Unavailable: there is none, or the neighbour failed inside.
@@ -75,8 +76,9 @@ class Http:
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.heard(answered=False)
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.") from problem
-        self.breaker.heard(answered=answer.status_code < 500)
-        if answer.status_code >= 500:
+        failed = answer.status_code >= 500 and not refusal(answer)
+        self.breaker.heard(answered=not failed)
+        if failed:
             raise errors.Unavailable(f"The {self.name} answered {answer.status_code}; try again later.")
         return answer
 

@@ -224,11 +224,14 @@ class Client:
         return found
 
     def _json(self, method: str, path: str, token: str, body: JSON | None = None) -> JSON:
-        more = {} if body is None else {"json": body}
-        answer = self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
+        answer = self._answer(method, path, token, body)
         if answer.status_code >= 300:
-            raise _refusal(answer)
+            raise refusal_of(answer)
         return dict(answer.json()) if answer.content else {}
+
+    def _answer(self, method: str, path: str, token: str, body: JSON | None = None, **more: Any) -> Any:
+        more |= {} if body is None else {"json": body}
+        return self._http.send(method, f"{self._http.base()}/v2.0{path}", token, **more)
 
 
 def _parts(filters: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -245,7 +248,7 @@ _KINDS: dict[int, type[errors.Problem]] = {400: errors.BadRequest, 403: errors.F
                                            409: errors.Conflict, 413: errors.TooLarge}
 
 
-def _refusal(answer: Any) -> errors.Problem:
+def refusal_of(answer: Any) -> errors.Problem:
     """What the service refuses, with its words."""
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

@@ -64,20 +64,21 @@ class Quiet(WSGIRequestHandler):
 class Standalone:
     """The standalone service behind a real port, with callers from a table instead of an identity service."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Settings = Settings(has_hosts=False)) -> None:  # noqa: B008  # frozen
         self._database = Database(folder / "network.db", schema.METADATA)
-        inner = app.build(Fabric(self._database, Settings(has_hosts=False)))
-
-        def callers(environ: dict[str, Any], start_response: Any) -> Any:
-            project, role = TOKENS[environ["HTTP_X_AUTH_TOKEN"]]
-            body = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
-            return inner({**environ, "wsgi.input": body, "HTTP_X_IDENTITY_STATUS": "Confirmed",
-                          "HTTP_X_PROJECT_ID": project, "HTTP_X_ROLES": role}, start_response)
-        self._server = make_server("127.0.0.1", 0, callers, handler_class=Quiet)
+        self.fabric = Fabric(self._database, settings)
+        self._app = app.build(self.fabric)
+        self._server = make_server("127.0.0.1", 0, self.answer, handler_class=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self._url = f"http://127.0.0.1:{self._server.server_port}"
         self.client: Networks = Records(self._url + "/")
+
+    def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        project, role = TOKENS[environ["HTTP_X_AUTH_TOKEN"]]
+        body = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
+        return self._app({**environ, "wsgi.input": body, "HTTP_X_IDENTITY_STATUS": "Confirmed",
+                          "HTTP_X_PROJECT_ID": project, "HTTP_X_ROLES": role}, start_response)
 
     def close(self) -> None:
         self._server.shutdown()

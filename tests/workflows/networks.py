@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network service in memory, as the conductor uses it; it can refuse, be silent before or after it has done what was
-asked and wire late."""
+asked and wire late. A port's active binding is the port's own binding:host_id, as everywhere; what it is bound to
+besides stands in its "bindings"."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ class Networks:
         self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0        # looks at a bound port before it is active
         self.cannot_bind: set[str] = set()
+        self.one_host_a_port = False            # it knows no second binding
         self.numbers = iter(range(10, 250))
 
     def ports(self, server: str) -> list[dict[str, Any]]:
@@ -39,9 +41,7 @@ class Networks:
 
     def port(self, port_id: str) -> dict[str, Any]:
         self._speak()
-        if port_id not in self.held:
-            raise errors.NotFound(f"Port {port_id} could not be found.")
-        return self._answer(dict(self.held[port_id]))
+        return self._answer(dict(self._held(port_id)))
 
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         self._speak()
@@ -56,7 +56,7 @@ class Networks:
             port = {"id": ids.new(), "mac_address": f"fa:16:3e:00:00:{number:02x}", "status": "DOWN", "looks": 0,
                     "security_groups": ["default"],
                     "fixed_ips": [{"subnet_id": f"s-{wanted['network_id']}", "ip_address": f"10.0.0.{number}"}],
-                    **wanted}
+                    "bindings": [], **wanted}
             self._bind(port)
             self.held[port["id"]] = port
             made.append(dict(port))
@@ -64,9 +64,9 @@ class Networks:
 
     def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
         self._speak()
-        if port_id not in self.held:
-            raise errors.NotFound(f"Port {port_id} could not be found.")
-        port = self.held[port_id]
+        port = self._held(port_id)
+        if values.get("binding:host_id", port.get("binding:host_id")) != port.get("binding:host_id"):
+            port["bindings"] = []
         port.update(values)
         if "binding:host_id" in values:
             self._bind(port)
@@ -75,6 +75,46 @@ class Networks:
     def delete(self, port_id: str) -> None:
         self._speak()
         self.held.pop(port_id, None)
+        self._answer(None)
+
+    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+        self._speak()
+        if self.one_host_a_port:
+            return self._answer(None)
+        held = self._held(port["id"])
+        if host == held["binding:host_id"]:
+            return self._answer({"host": host, "vif_type": held["binding:vif_type"], "status": "ACTIVE"})
+        if host in self.cannot_bind:
+            return self._answer({"host": host, "vif_type": "binding_failed"})
+        found = next((one for one in held["bindings"] if one["host"] == host), None)
+        if found is None:
+            found = {"host": host, "vif_type": "bridge", "vif_details": {}, "status": "INACTIVE",
+                     "profile": port.get("binding:profile") or {}}
+            held["bindings"] = [*held["bindings"], found]
+        return self._answer(dict(found))
+
+    def activate(self, port_id: str, host: str) -> None:
+        self._speak()
+        port = self._held(port_id)
+        if self.one_host_a_port and host != port["binding:host_id"]:
+            port["binding:host_id"] = host
+            self._bind(port)
+        elif host != port["binding:host_id"]:
+            found = next((one for one in port["bindings"] if one["host"] == host), None)
+            if found is None:
+                raise errors.NotFound(f"Binding for port {port_id} for host {host} could not be found.")
+            before = {"host": port["binding:host_id"], "vif_type": port["binding:vif_type"], "status": "INACTIVE",
+                      "profile": port.get("binding:profile") or {}}
+            port.update({"binding:host_id": host, "binding:vif_type": found["vif_type"],
+                         "binding:profile": found["profile"], "status": "ACTIVE",
+                         "bindings": [before, *(one for one in port["bindings"] if one is not found)]})
+        self._answer(None)
+
+    def unbind_at(self, port_id: str, host: str) -> None:
+        self._speak()
+        if port_id in self.held:
+            port = self.held[port_id]
+            port["bindings"] = [one for one in port["bindings"] if one["host"] != host]
         self._answer(None)
 
     def names_guests(self) -> bool:
@@ -94,6 +134,11 @@ class Networks:
         """A port that belongs to a user."""
         made = self.create([{"network_id": network, "device_id": "", "device_owner": "", "binding:host_id": ""}])
         return str(made[0]["id"])
+
+    def _held(self, port_id: str) -> dict[str, Any]:
+        if port_id not in self.held:
+            raise errors.NotFound(f"Port {port_id} could not be found.")
+        return self.held[port_id]
 
     def _bind(self, port: dict[str, Any]) -> None:
         host = port.get("binding:host_id")
