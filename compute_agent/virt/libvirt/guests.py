@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import errors
@@ -35,6 +36,17 @@ from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
 from compute_agent.virt.wanted import wanted
 
 RESCUE = "rescue"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What of a guest's description is its host's: its folder there, what it runs under, which parts of the host are
+    its own, and whether config drives are disks there."""
+
+    folder: Path
+    virt_type: str
+    place: Place = Place()
+    config_drive_is_disk: bool = False
 
 
 class Guests:
@@ -169,14 +181,14 @@ class Guests:
     def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, run: Run) -> Cached | None:
         return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if image else None
 
+    def home(self, spec: GuestSpec) -> Home:
+        """Where the server's guest is on this host."""
+        return Home(self.folder(spec.server), self._virt_type(), self._place(spec.fitting or Fitting()),
+                    self._config_drives.is_disk)
+
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
-        folder = self.folder(spec.server)
         known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
-        self._libvirt.define(domain_xml(Domain(
-            spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, self._virt_type(),
-            _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made,
-            rescue, self._config_drives.is_disk, plugs(spec.interfaces), known, wanted(spec),
-            self._place(spec.fitting or Fitting()))))
+        self._libvirt.define(described(spec, self.home(spec), made, rescue, known))
 
     def _end(self, server: str) -> None:
         """Nothing runs of the domain, if there is one, and nothing is saved."""
@@ -194,6 +206,16 @@ class Guests:
 def _open(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
+
+
+def described(spec: GuestSpec, home: Home, made: int, rescue: Rescue | None = None,
+              addresses: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """The domain of a server on any host."""
+    folder = home.folder
+    return domain_xml(Domain(
+        spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
+        _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
+        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place))
 
 
 def _own(folder: Path, spec: GuestSpec) -> Disk:
