@@ -49,6 +49,7 @@ THREADS = {
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
     "compute_api/console_service/sessions.py": "what a guest says needs a thread beside what its browser says",
     "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
+    "compute_agent/transfer/client.py": "waits before it connects again to a host that broke a connection off",
     "compute_agent/virt/memory_console.py": "a guest in memory answers on its console",
     "compute_agent/virt/libvirt/connection.py": "libvirt's event loop needs a thread, and so do those it tells",
     "compute_agent/virt/libvirt/driver.py": "repeats a verb after libvirtd was away",

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a guest at another host, read from that host's agent: ``Peer`` over the network.
+
+``compute_agent.service`` gives the verbs ``Tools.peer = functools.partial(client.peer, tls=...)``; called as
+``peer(address, server, secret)`` with the address that the other host told in ``facts["transfer"]``. Nothing is asked
+before the first ``parts`` or ``read``.
+Must stay true: what ``read`` gives was sent so. A connection that breaks is made again and goes on where it was; after
+``PATIENCE`` seconds without a byte the answer is Unavailable. A host that cannot be proved is not read from.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+from common import errors
+from compute_agent.transfer.frames import (
+    DATA,
+    END,
+    FAILURE,
+    FRAME_SECONDS,
+    LIST,
+    Altered,
+    Broken,
+    Frame,
+    Frames,
+    Request,
+    meaning,
+    send_request,
+)
+from compute_agent.transfer.tls import Tls
+from compute_agent.virt.driver import Part, Peer, VerbFailed
+
+Kind = TypeVar("Kind")
+#: Seconds for a connection; without a byte before it is given up for now; between two tries.
+CONNECT_SECONDS, PATIENCE, REPEAT_EVERY = 5.0, 15.0, 0.5
+
+
+def peer(address: str, server: str, secret: str, *, tls: Tls | None = None, patience: float = PATIENCE,
+         frame_seconds: float = FRAME_SECONDS) -> Peer:
+    """The server's files at ``address``, "ip:port". VerbFailed when that is no address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal():
+        raise VerbFailed("The host that has the server's files does not give them to others.", retryable=True,
+                         details=f"its address for transfers is {address!r}; see its agent's [migration] transfer_port")
+    return _Peer(host.strip("[]"), int(port), server, secret, tls, patience, frame_seconds)
+
+
+class _Peer:
+    def __init__(self, host: str, port: int, server: str, secret: str, tls: Tls | None, patience: float,
+                 frame_seconds: float) -> None:
+        self._host, self._port = host, port
+        self._server, self._secret = server, secret
+        self._tls, self._patience, self._frame_seconds = tls, patience, frame_seconds
+
+    def parts(self) -> list[Part]:
+        with self._told():
+            return [part for frame in self._frames("") for part in _parts(frame)]
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        with self._told(), contextlib.closing(self._frames(name)) as frames:
+            for frame in frames:
+                if frame.kind == DATA:
+                    yield frame.offset, frame.data
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What this protocol's errors are to a verb."""
+        where = f"{self._host}:{self._port}, server {self._server}"
+        try:
+            yield
+        except Broken as problem:
+            raise errors.Unavailable(f"The files at {where} cannot be read now: {problem}.") from problem
+        except Altered as problem:
+            raise VerbFailed("The server's files did not come from the other host as they were sent.", retryable=True,
+                             details=f"{where}: {problem}; see whether both agents have the same version, and both or "
+                                     "neither [migration] transfer_cert") from problem
+
+    def _frames(self, name: str) -> Generator[Frame, None, None]:
+        """The answer, from as many connections as it takes. Raises Broken when they were too many in a row."""
+        at, deadline = 0, time.monotonic() + self._patience
+        while True:
+            try:
+                with contextlib.closing(self._exchange(Request(self._server, self._secret, name, at))) as frames:
+                    for frame in frames:
+                        if frame.kind == DATA and frame.data:
+                            if frame.offset < at:
+                                raise Altered("the data is not in its order")
+                            at = frame.offset + len(frame.data)
+                        yield frame
+                        deadline = time.monotonic() + self._patience
+                return
+            except Broken:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(REPEAT_EVERY)
+
+    def _exchange(self, request: Request) -> Generator[Frame, None, None]:
+        """One connection: all frames up to the last. Raises Broken, Altered, VerbFailed."""
+        with self._connected() as connection:
+            send_request(connection, request)
+            frames = Frames(connection, self._frame_seconds)
+            wanted, last = (DATA, END) if request.name else (LIST, LIST)
+            while True:
+                frame = frames.receive()
+                if frame.kind == FAILURE:
+                    raise _refused(frame)
+                if frame.kind not in (wanted, last):
+                    raise Altered("another kind of answer than was asked for")
+                yield frame
+                if frame.kind == last:
+                    return
+
+    def _connected(self) -> socket.socket:
+        try:
+            context = self._tls.for_client() if self._tls else None
+        except (OSError, ValueError) as problem:
+            raise VerbFailed("This host cannot prove itself to the one that has the server's files.", retryable=True,
+                             details=f"[migration] transfer_cert, transfer_key, transfer_ca: {problem}") from problem
+        try:
+            plain = socket.create_connection((self._host, self._port), CONNECT_SECONDS)
+        except OSError as problem:
+            raise Broken(str(problem)) from problem
+        if context is None:
+            return plain
+        plain.settimeout(CONNECT_SECONDS)
+        try:
+            return context.wrap_socket(plain, server_hostname=self._host)
+        except OSError as problem:
+            plain.close()
+            raise meaning(problem) from problem
+
+
+def _refused(frame: Frame) -> Exception:
+    told = _json(frame, dict)
+    text = str(told.get("text", ""))[:1000]
+    if told.get("kind") == "unavailable":
+        return Broken(text)
+    return VerbFailed("The host that has the server's files does not give them away.", retryable=True,
+                      details=f"it says: {text}")
+
+
+def _parts(frame: Frame) -> list[Part]:
+    try:
+        found = [Part(**told) for told in _json(frame, list)]
+    except TypeError as error:
+        raise Altered("this is no list of files") from error
+    if not all(isinstance(part.name, str) and type(part.size) is int and type(part.bytes) is int
+               and min(part.bytes, part.size) >= 0 for part in found):
+        raise Altered("this is no list of files")
+    return found
+
+
+def _json(frame: Frame, kind: type[Kind]) -> Kind:
+    try:
+        told = json.loads(frame.data)
+    except (ValueError, RecursionError) as error:
+        raise Altered("this cannot be read") from error
+    if not isinstance(told, kind):
+        raise Altered("this is not what was asked for")
+    return told

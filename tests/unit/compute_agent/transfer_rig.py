@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder whose files may be read with a secret, served on this machine: what the tests of transfers share."""
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common import errors
+from compute_agent.transfer import client, sparse
+from compute_agent.transfer.service import Service
+from compute_agent.virt.driver import Part, Peer
+
+SERVER, SECRET = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "one-time-" + "s" * 34
+MEBIBYTE = 1 << 20
+
+
+class Folder:
+    """The files of one server, as a driver would give them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reads: list[str] = []
+
+    def parts(self, server: str, secret: str) -> list[Part]:
+        if not (server == SERVER and hmac.compare_digest(secret.encode(), SECRET.encode())):
+            raise errors.Forbidden("Nothing was offered under this secret.")
+        return [Part(file.name, file.stat().st_size, sparse.data_bytes(file)) for file in sorted(self.path.iterdir())]
+
+    def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+        self.reads.append(name)
+        size = next(part.size for part in self.parts(server, secret) if part.name == name)
+        return sparse.pieces(self.path / name, size)
+
+
+class Rig:
+    """A service over a folder, and peers that ask it."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        path.mkdir()
+        self.files = Folder(path)
+        self.service = Service(self.files, "127.0.0.1", **options)
+        self.address = self.service.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def peer(self, secret: str = SECRET, server: str = SERVER, **options: Any) -> Peer:
+        return client.peer(self.address, server, secret, **{"patience": 0.0, **options})
+
+    def connect(self, seconds: float = 5.0) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), seconds)
+
+
+class Meddler:
+    """Between a peer and a service: hands bytes on, and may do something to what the service says.
+
+    ``meddle(connection number, bytes so far, piece)`` returns the piece to hand on, or None to cut the connection.
+    """
+
+    def __init__(self, port: int, meddle: Callable[[int, int, bytes], bytes | None]) -> None:
+        self._port, self._meddle = port, meddle
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._relay, args=(peer, self.connections), daemon=True).start()
+
+    def _relay(self, peer: socket.socket, number: int) -> None:
+        service = socket.create_connection(("127.0.0.1", self._port))
+        threading.Thread(target=self._copy, args=(peer, service, lambda so_far, piece: piece), daemon=True).start()
+        self._copy(service, peer, lambda so_far, piece: self._meddle(number, so_far, piece))
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket, change: Callable[[int, bytes], bytes | None]) -> None:
+        so_far = 0
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                changed = change(so_far, piece)
+                so_far += len(piece)
+                if changed is None:
+                    break
+                target.sendall(changed)
+        for side in (source, target):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+
+def whole(peer: Peer, name: str, size: int) -> bytes:
+    return b"".join(sparse.filled(size, peer.read(name)))
+
+
+def await_true(question: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
