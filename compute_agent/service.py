@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ class Host:
 
     def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
                  images: Images, consoles: Consoles | None = None, ratios: dict[str, float] | None = None,
-                 monitor: machine.Monitor | None = None) -> None:
+                 monitor: machine.Monitor | None = None, peer: verbs.PeerOpener = verbs.no_peer,
+                 facts: dict[str, Any] | None = None) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
+        self._peer, self._facts = peer, facts or {}
         self._questions = Questions(driver, consoles)
         self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
         self._access: Access | None = None
@@ -84,18 +86,37 @@ class Host:
 
     # --- the loops ---
     def carry_out(self) -> None:
-        """Loop of a worker: one command after the other."""
+        """Loop of a worker: one command after the other; before them what must not run here is made off."""
         while not self._stop.is_set():
             with self._work:
-                work = self._agent.take()
-                if work is None:
+                stop = self._agent.take_stop()
+                work = self._agent.take() if stop is None else None
+                if stop is None and work is None:
                     self._work.wait(1.0)
                     continue
-            result = self._carry_out(work)
-            with self._work:
-                self._agent.ended(work, result)
-                self._work.notify_all()
+            if stop is not None:
+                self._pull_plug(stop)
+            if work is not None:
+                result = self._carry_out(work)
+                with self._work:
+                    self._agent.ended(work, result)
+                    self._work.notify_all()
             self._speak.set()
+
+    def _pull_plug(self, server: str) -> None:
+        """Until this succeeds nothing is started on this host."""
+        is_off = False
+        try:
+            self._driver.pull_plug(server)
+            is_off = True
+            log.info("the domain of server %s must not run here: it is off", server)
+        except Exception:
+            log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
+                          "nothing is started until then", server)
+            self._stop.wait(1.0)
+        with self._work:
+            self._agent.stopped(server, is_off)
+            self._work.notify_all()
 
     def _carry_out(self, work: Work) -> Result | None:
         """A result that cannot be journalled is none: the command is sent again."""
@@ -110,6 +131,9 @@ class Host:
         def phase(name: str) -> None:
             work.phase = name
 
+        def measured(numbers: Mapping[str, int]) -> None:
+            work.measured = dict(numbers)
+
         def read_image(image: str) -> Iterator[bytes]:
             if self._access is None:
                 raise errors.Unavailable("no access to the image service came with the command")
@@ -121,8 +145,8 @@ class Host:
                     raise errors.Unavailable("no access to the image service came with the command")
                 self._images.upload(self._access, image, chunks)
             return write
-        return verbs.Tools(self._driver, read_image, write_image,
-                           Run(phase, lambda: work.cancelled or self._stop.is_set()))
+        run = Run(phase, lambda: work.cancelled or self._stop.is_set(), lambda: work.wish, measured)
+        return verbs.Tools(self._driver, read_image, write_image, run, self._peer)
 
     def talk(self) -> None:
         """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer.
@@ -176,7 +200,8 @@ class Host:
                 self._speak.set()
 
     def _inventory(self) -> HostInventory:
-        return dataclasses.replace(self._driver.inventory(), ratios=self._ratios)
+        has = self._driver.inventory()
+        return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts)
 
     def start(self, workers: int) -> list[threading.Thread]:
         """Start the threads."""
@@ -229,7 +254,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
                   assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
-                  assembly.copies_at_a_time(conf.agent.workers))
+                  assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations)
     consoles = assembly.make_consoles(conf, driver)
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
               "DISK_GB": conf.agent.disk_allocation_ratio}

@@ -9,49 +9,49 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.verbs import VERBS
+from compute_agent.verbs import VERBS, called_off
 
 log = logging.getLogger(__name__)
 LEASE = 30.0                 #: seconds of silence after which nothing is started and hello is said again
 FULL_REPORT = 60.0
 BUILDS = 10                  #: commands that make disks of an image, at a time
 COPIES = 10                  #: commands that move whole disks, builds among them, at a time
-
-
-def _starts(command: Command) -> bool:
-    return command.verb in VERBS and VERBS[command.verb].starts
-
-
-def _builds(command: Command) -> bool:
-    return command.verb in VERBS and VERBS[command.verb].builds
-
-
-def _copies(command: Command) -> bool:
-    return command.verb in VERBS and VERBS[command.verb].copies
+MIGRATIONS = 1               #: commands that let a running guest go to another host, at a time
+STEER = "steer"              #: a command for a command: what is wished of a migration
 
 
 @dataclass
 class Work:
-    """A command in hand; ``cancelled`` is set when a higher fence arrives."""
+    """A command in hand. ``cancelled`` is set when a higher fence arrives; ``begun``: by an agent of this host that is
+    gone. ``wish``: what somebody wants of a migration, "abort" or "complete"; ``measured``: how far it is."""
 
     command: Command
     running: bool = False
     cancelled: bool = False
     phase: str = "queued"
+    begun: bool = False
+    wish: str = ""
+    measured: dict[str, int] = field(default_factory=dict)
+
+    def does(self, kind: str) -> bool:
+        """What its verb declares, among starts, builds, copies and moves."""
+        verb = VERBS.get(self.command.verb)
+        return verb is not None and bool(getattr(verb, kind))
 
 
 class Agent:
-    """One host's memory of what it is doing. ``builds``, ``copies``: how many of these run at a time; others wait
-    here."""
+    """One host's memory of what it is doing. ``builds``, ``copies``, ``migrations``: how many of these run at a time;
+    others wait here."""
 
     def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = BUILDS,
-                 copies: int = COPIES) -> None:
-        self.host, self.boot_id, self._most_builds, self._most_copies = host, boot_id, builds, copies
+                 copies: int = COPIES, migrations: int = MIGRATIONS) -> None:
+        self.host, self.boot_id = host, boot_id
+        self._most = {"builds": builds, "copies": copies, "moves": migrations}
         self._journal, self._clock = journal, clock
         self.session = 0
         self._fences = journal.fences()
@@ -59,6 +59,8 @@ class Agent:
         self._results: dict[str, Result] = {}
         self._changed: dict[str, DomainState] = {}
         self._cached: dict[str, str] = {}
+        self._must_be_off: set[str] = set()
+        self._stopping: set[str] = set()
         self._inventory: HostInventory | None = None
         self._inventory_told: HostInventory | None = None
         self._metrics: dict[str, float] | None = None
@@ -87,26 +89,58 @@ class Agent:
         done = self._journal.find(command.key)
         if done is not None:
             self._results[command.key] = done
+        elif command.verb == STEER:
+            self._steer(command)
         else:
-            self._work[command.key] = Work(command)
+            work = self._work[command.key] = Work(command, begun=self._journal.has_begun(command.key))
+            self._wished(work, command.args.get("wish", ""))
+
+    def _steer(self, command: Command) -> None:
+        """Somebody wishes something of the work with this key; what is not in hand cannot be steered."""
+        work = self._work.get(command.args["key"])
+        if work is not None:
+            self._wished(work, command.args["wish"])
+        self._results[command.key] = Result(command.key, command.server, command.fence, "done",
+                                            {"in_hand": work is not None})
+
+    def _wished(self, work: Work, wish: str) -> None:
+        """Nothing follows an abort; one of a migration that nobody began ends it here."""
+        work.wish = work.wish if work.wish == "abort" else wish
+        if work.wish == "abort" and work.does("moves") and not (work.running or work.begun):
+            self.ended(work, called_off(self._journal, work.command))
 
     def take(self) -> Work | None:
-        """The next command that may run now: one a server at a time, cancelled ones dropped. A build or a copy
-        that is one too many waits, and what is neither overtakes it."""
-        running = [work.command for work in self._work.values() if work.running]
-        busy = {command.server for command in running}
-        full = sum(map(_builds, running)) >= self._most_builds
-        crowded = sum(map(_copies, running)) >= self._most_copies
+        """The next command that may run now: one a server at a time, cancelled ones dropped. What is one too many of
+        its kind waits, and others overtake it; one that was begun before is only looked after. Until what must not run
+        here is off, nothing is started."""
+        running = [work for work in self._work.values() if work.running]
+        busy = {work.command.server for work in running} | self._stopping
+        full = [kind for kind, most in self._most.items() if sum(work.does(kind) for work in running) >= most]
         for key, work in list(self._work.items()):
             if work.running:
                 continue
-            if work.cancelled or (_starts(work.command) and not self.has_lease()):
+            if work.cancelled or (work.does("starts") and not self.has_lease()):
                 del self._work[key]
-            elif work.command.server not in busy and not (full and _builds(work.command)
-                                                          or crowded and _copies(work.command)):
+            elif work.command.server in busy or (work.does("starts") and (self._must_be_off or self._stopping)):
+                continue
+            elif work.begun or not any(map(work.does, full)):
                 work.running = True
                 return work
         return None
+
+    def take_stop(self) -> str | None:
+        """A server whose domain is to be made off now. One that is just being started is let go of first."""
+        starting = {work.command.server for work in self._work.values() if work.running and work.does("starts")}
+        server = next(iter(self._must_be_off - self._stopping - starting), None)
+        if server is not None:
+            self._stopping.add(server)
+        return server
+
+    def stopped(self, server: str, is_off: bool) -> None:
+        """The plug of this one was pulled, or that has to be tried again."""
+        self._stopping.discard(server)
+        if is_off:
+            self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:
         """Has the conductor been heard lately? Without that, nothing is started."""
@@ -167,8 +201,9 @@ class Agent:
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
                     news, metrics,
-                    {key: work.phase for key, work in self._work.items() if work.running} if ask else {},
-                    dict(self._cached))
+                    {key: work.phase for key, work in self._work.items() if work.running or work.does("moves")}
+                    if ask else {}, dict(self._cached),
+                    {key: work.measured for key, work in self._work.items() if work.measured} if ask else {})
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
         """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence
@@ -196,9 +231,18 @@ class Agent:
             state = self._changed.get(told.server)
             if state is not None and state.power_state == told.power_state:
                 del self._changed[told.server]
+        if request.session == 0:
+            self._must_stop(answer.stop)
         if answer.guests is not None:
             for server, fence in answer.guests.items():
                 if fence > self._fences.get(server, 0):
                     self._fences[server] = fence
                     self._reported_at = None        # what was told under an older fence is told again
         self.accept(answer.commands)
+
+    def _must_stop(self, servers: Iterable[str]) -> None:
+        """What must not run here, as of this hello, whatever an earlier one said. What would start it is let go of."""
+        self._must_be_off = set(servers)
+        for work in self._work.values():
+            if work.command.server in self._must_be_off and work.does("starts"):
+                work.cancelled = True

@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 
 from common import errors
-from common.models import Access, Flavor, GuestSpec, ImageRef, Sync, SyncAnswer
+from common.models import Access, Command, Flavor, GuestSpec, HostInventory, ImageRef, Sync, SyncAnswer
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.machine import Monitor
 from compute_agent.service import Host
 from compute_agent.sync import FULL_REPORT, Agent
-from compute_agent.virt.memory import QUIET, MemoryDriver
+from compute_agent.virt.driver import ABORTED, SHUTDOWN
+from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
+from tests.contract.virt_rigs import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 RATIOS = {"VCPU": 4.0}
@@ -26,10 +28,12 @@ class Conductor:
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[Sync] = queue.SimpleQueue()
+        self.to_stop: list[str] = []
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         self.heard.put(request)
-        return SyncAnswer(request.session or 7, [result.key for result in request.results]), None
+        return SyncAnswer(request.session or 7, [result.key for result in request.results],
+                          stop=self.to_stop if request.session == 0 else []), None
 
     def hears(self, wanted: Callable[[Sync], object]) -> Sync:
         """The next that is so; queue.Empty after five seconds without one."""
@@ -63,16 +67,17 @@ class Hand:
 
 
 class Rig:
-    """The process with one guest; ``speak`` lets it tell something now."""
+    """The process with one guest; ``speak`` lets it tell something now. ``stop``: the guest must not run here."""
 
-    def __init__(self) -> None:
-        self.clock, self.driver = Hand(), MemoryDriver("h1", read_images=True)
+    def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None) -> None:
+        self.clock, self.driver = Hand(), MemoryDriver("h1", read_images=True, script=script)
         self.driver.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)), lambda image: iter(()),
                                  QUIET)
         self.journal, self.conductor, self.images = Journal(":memory:"), Conductor(), Images()
+        self.conductor.to_stop = [SERVER] if stop else []
         agent = Agent("h1", self.journal, self.clock, self.driver.boot_id())
         self.host = Host(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
-                         ratios=RATIOS, monitor=Monitor())
+                         ratios=RATIOS, monitor=Monitor(), facts={"transfer": "192.0.2.7:16599"})
         self.threads = self.host.start(1)
         self.hello = self.conductor.hears(lambda said: said.session == 0)
 
@@ -98,9 +103,41 @@ def rig() -> Iterator[Rig]:
     made.close()
 
 
-def test_hello_brings_what_the_host_has_with_the_ratios_of_its_configuration(rig: Rig) -> None:
-    assert rig.hello.inventory == replace(rig.driver.size, ratios=RATIOS)
+def told_of(driver: MemoryDriver) -> HostInventory:
+    """What the host has, with what its configuration says."""
+    return replace(driver.size, ratios=RATIOS, facts=driver.size.facts | {"transfer": "192.0.2.7:16599"})
+
+
+def test_hello_brings_what_the_host_has_and_what_its_configuration_says(rig: Rig) -> None:
+    assert rig.hello.inventory == told_of(rig.driver)
     assert rig.hello.domains is not None
+
+
+def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
+    rig = Rig(stop=True, script={"pull_plug": [Fail("The hypervisor is busy.")]})
+    start = Command("a", "start", 1, "another", 1, 7, "ensure_running", {})
+    rig.host.do([start], None)
+    rig.conductor.hears(lambda said: any(state.power_state == SHUTDOWN for state in said.changed))
+    rig.host.do([start], None)
+    told = rig.conductor.hears(lambda said: said.results).results[0]
+    assert (told.key, told.status) == (start.key, "failed"), "there is no such guest; it was tried"
+    done = [verb for verb, _ in rig.driver.calls if verb in ("pull_plug", "ensure_running")]
+    assert done == ["pull_plug", "pull_plug", "ensure_running"]
+    assert rig.driver.domains()[0].fence == 1
+    rig.close()
+
+
+def test_a_wish_reaches_a_migration_that_runs() -> None:
+    rig = Rig(script={"live_migrate": [Slow(60)]})
+    guest = {"server": SERVER, "fence": 1, "name": "vm", "flavor": {
+        "id": "1", "name": "n", "vcpus": 1, "memory_mb": 64, "root_gb": 1}}
+    migrate = Command("a", "migrate", 1, SERVER, 1, 7, "live_migrate", {"guest": guest, "to": {}, "shared": True})
+    rig.host.do([migrate], None)
+    await_true(lambda: ("live_migrate", SERVER) in rig.driver.calls, 5, lambda: "not begun")
+    rig.host.do([Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})], None)
+    told = rig.conductor.hears(lambda said: any(result.key == migrate.key for result in said.results)).results
+    assert {(result.status, result.error) for result in told if result.key == migrate.key} == {("failed", ABORTED)}
+    rig.close()
 
 
 def test_what_changed_is_told_with_the_next_full_report_and_only_then(rig: Rig) -> None:
@@ -113,7 +150,7 @@ def test_what_changed_is_told_with_the_next_full_report_and_only_then(rig: Rig) 
         told = rig.conductor.hears(lambda said: said.changed)
     assert told.session == 7
     assert told.domains is not None
-    assert told.inventory == replace(rig.driver.size, ratios=RATIOS)
+    assert told.inventory == told_of(rig.driver)
     assert told.metrics is not None
     assert 0 <= told.metrics["cpu.percent"] <= 100
     rig.speak()

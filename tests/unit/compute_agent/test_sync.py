@@ -9,7 +9,7 @@ import pytest
 
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.sync import BUILDS, COPIES, FULL_REPORT, LEASE, Agent, Work
+from compute_agent.sync import BUILDS, COPIES, FULL_REPORT, LEASE, MIGRATIONS, Agent, Work
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -27,9 +27,10 @@ class Hand:
 class Rig:
     """An agent in session 5 with a fresh lease."""
 
-    def __init__(self, journal: Journal | None = None, builds: int = BUILDS, copies: int = COPIES) -> None:
+    def __init__(self, journal: Journal | None = None, builds: int = BUILDS, copies: int = COPIES,
+                 migrations: int = MIGRATIONS) -> None:
         self.clock, self.journal = Hand(), journal or Journal(":memory:")
-        self.agent = Agent("h1", self.journal, self.clock, "boot", builds, copies)
+        self.agent = Agent("h1", self.journal, self.clock, "boot", builds, copies, migrations)
         self.exchange(SyncAnswer(5, guests={}), hello=True)
 
     def exchange(self, answer: SyncAnswer | None = None, hello: bool = False) -> Sync:
