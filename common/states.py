@@ -76,6 +76,10 @@ class Action:
 
 _REBOOTABLE = (None, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING,
                RESUMING)
+#: What a dead host can be asked to do with a server that stays there; a move of it ends by itself then.
+_STAYING = (None, POWERING_ON, POWERING_OFF, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING,
+            SUSPENDING, RESUMING, RESCUING, UNRESCUING, REBUILDING, REBUILD_BLOCK_DEVICE_MAPPING, REBUILD_SPAWNING,
+            IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT, IMAGE_UPLOADING, IMAGE_BACKUP, UPDATING_PASSWORD)
 _PLUGGABLE = (ACTIVE, PAUSED, STOPPED)
 _ALIVE = (ACTIVE, PAUSED, STOPPED, SUSPENDED, RESCUED, RESIZED, SHELVED, SHELVED_OFFLOADED, ERROR)
 _P = "os_compute_api:"
@@ -154,7 +158,7 @@ ACTIONS: tuple[Action, ...] = (
            after=ACTIVE, workflow="revert_resize"),
     Action("os-migrateLive", "live-migration", _P + "os-migrate-server:migrate_live", vm=(ACTIVE, PAUSED),
            during=MIGRATING, workflow="live_migrate"),
-    Action("evacuate", "evacuate", _P + "os-evacuate", vm=(ACTIVE, STOPPED, ERROR), task=ANY, during=REBUILDING,
+    Action("evacuate", "evacuate", _P + "os-evacuate", vm=(ACTIVE, STOPPED, ERROR), task=_STAYING, during=REBUILDING,
            after=ACTIVE, workflow="evacuate", supersedes=True, success=200),
     Action("os-getConsoleOutput", "console-output", _P + "os-console-output", query="console_output",
            task=ANY, locked=False, success=200),

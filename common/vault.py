@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 from typing import Any
 
 from common import errors
+
+_NO_KEY = "This cloud has no [DEFAULT] secret_key to keep secrets with; set one."
 
 
 class Vault:
@@ -42,9 +45,19 @@ class Vault:
                                      "same one.") from problem
         return secrets
 
+    def derive(self, purpose: str) -> str:
+        """A secret that everybody with the first key makes alike and nobody else can: 64 hexadecimal digits.
+
+        Raises:
+            Unavailable: there is no key.
+        """
+        if not self._keys:
+            raise errors.Unavailable(_NO_KEY)
+        return hmac.new(self._keys[0].encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
     def _box(self) -> Any:
         from cryptography.fernet import Fernet, MultiFernet
         if not self._keys:
-            raise errors.Unavailable("This cloud has no [DEFAULT] secret_key to keep passwords with; set one.")
+            raise errors.Unavailable(_NO_KEY)
         return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
                             for key in self._keys])

@@ -7,7 +7,7 @@ minute, keeps its debt, and the action goes on all the same.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.clock import SECOND
@@ -20,8 +20,9 @@ LOOK_AGAIN = 2 * SECOND
 BURST_POLL = SECOND // 20
 
 
-def settle(tx: Connection, runs: Sequence[Run]) -> list[Run]:
-    """Make debts of the servers' guests and ask for payment; returns those that need not wait any longer."""
+def settle(tx: Connection, runs: Sequence[Run], at: Callable[[Run], str] | None = None) -> list[Run]:
+    """Make debts of the servers' guests and ask for payment; returns those that need not wait any longer. ``at``: only
+    of the guest on this host, which does not run; another host has its files when storage is ``shared``."""
     ready = []
     for run in runs:
         before = run.data.get("after")
@@ -30,10 +31,15 @@ def settle(tx: Connection, runs: Sequence[Run]) -> list[Run]:
         else:
             ready.append(run)
     for run in ready:
-        guests.owe(tx, run.server.id, run.action.fence)
-    owed = defaultdict(list)
+        if at is None:
+            guests.owe(tx, run.server.id, run.fence)
+        else:
+            guests.owe(tx, run.server.id, run.fence, host=at(run), may_run=False,
+                       keeps_files=bool(run.data.get("shared")))
+    owed, hosts = defaultdict(list), {run.server.id: at(run) for run in ready} if at is not None else {}
     for debt in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
-        owed[debt.server_id].append(debt)
+        if hosts.get(debt.server_id, debt.host) == debt.host:
+            owed[debt.server_id].append(debt)
     return [run for run in ready if _is_settled(tx, run, owed[run.server.id])]
 
 
@@ -43,7 +49,7 @@ def _is_settled(tx: Connection, run: Run, debts: Sequence[Row[Any]]) -> bool:
         return True
     for debt in debts:
         if debt.up and debt.sent_at is None:
-            run.commands.append((debt.host, debt_command(run.server.id, debt.fence, 0)))
+            run.commands.append((debt.host, debt_command(run.server.id, debt.fence, 0, debt.keeps_files)))
             guests.mark_sent(tx, debt.host, [run.server.id])
     run.again_in(LOOK_AGAIN, polls=run.data.get("polls", 0) + 1)
     return False

@@ -19,7 +19,8 @@ def fail(tx: Connection, engine: Engine, workflow: Workflow, index: int, run: Ru
     """The step at ``index`` has definitely failed; its effect may have happened all the same."""
     problem = run.problem
     assert problem is not None
-    run.note(workflow.steps[index].name, "failed", run.host, str(problem), problem.details or None)
+    step = workflow.steps[index]
+    run.note(step.name, "failed", step.host(run), str(problem), problem.details or None)
     run.data["problem"] = {"text": str(problem), "details": problem.details, "retryable": problem.retryable}
     if any(passed.pivot for passed in workflow.steps[:index]):
         _end_failed(tx, engine, workflow, run)
@@ -36,10 +37,11 @@ def undo_from(tx: Connection, engine: Engine, workflow: Workflow, index: int, ru
     for step in reversed(workflow.steps[:index + 1]):
         if step.needed and not step.needed(run):
             continue
-        if step.undo_command and run.host:
+        host = step.host(run)
+        if step.undo_command and host:
             verb, args = step.undo_command(engine, run)
-            run.command(run.host, UNDO + step.name, verb, args)
-            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=run.host, sent_at=now(),
+            run.command(host, UNDO + step.name, verb, args)
+            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=host, sent_at=now(),
                             sends=1, owner=None, lease_until=None, data=run.data)
             return
         if step.undo_outside:

@@ -28,7 +28,7 @@ def spec(engine: Engine, run: Run, image: ImageRef | None = None) -> GuestSpec:
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
     made = guest_spec(
-        run.server, run.action.fence, image, availability_zone=run.changes.get("availability_zone"),
+        run.server, run.fence, image, availability_zone=run.changes.get("availability_zone"),
         files=run.action.args.get("files", []), admin_pass=run.secrets(engine).get("admin_pass", ""))
     return replace(made, interfaces=networks.of(run), paused=networks.is_waiting(run), fitting=run.fitting)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import errors
 from common.clock import SECOND
 from common.hardware import Hardware, hardware
-from common.models import Flavor, ImageRef, RequestSpec
+from common.models import Fitting, Flavor, ImageRef, RequestSpec
 from common.request_spec import of
 from common.store import allocations, guests
 from common.store.engine import Connection
@@ -49,27 +49,60 @@ def propose(engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
 
 
 def claim(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf) -> None:
-    """Claim for each run the first proposed host that still fits; the others ask again or fail with reasons."""
-    wishes = {run.server.id: _wish(run, spec_of(run)) for run in runs}
-    allocations.claim(tx, list(wishes.values()), engine.patience, engine.default_zone)
+    """Claim for each run the first proposed host that still fits, and the server is there; the others ask again or
+    fail with reasons."""
     placed: list[dict[str, Any]] = []
+    for run, place in take(tx, engine, runs, spec_of):
+        run.set(host=place.host, availability_zone=place.zone)
+        run.claimed = place.fitting
+        placed.append(place.guest(run))
+    if placed:
+        guests.add(tx, placed)
+
+
+class Place(NamedTuple):
+    """What a claim got."""
+
+    host: str
+    zone: str | None
+    fitting: Fitting | None
+
+    def guest(self, run: Run) -> dict[str, Any]:
+        """The record of the guest that the server has or will have there."""
+        return {"server_id": run.server.id, "host": self.host, "fence": run.fence,
+                "fitting": to_wire(self.fitting) if self.fitting is not None else None}
+
+
+def take(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf,
+         leaves: Callable[[Run], tuple[str, str]] | None = None) -> list[tuple[Run, Place]]:
+    """Claim for each run the first proposed host that still fits; the others ask again or fail with reasons.
+    ``leaves``: the host that a server leaves, and the migration that holds from now on what it has there."""
+    wishes = {run.server.id: _wish(run, spec_of(run)) for run in runs}
+    for run in runs if leaves is not None else ():
+        wishes[run.server.id].leaves = leaves(run)        # type: ignore[misc]  # it was asked for in this line
+    allocations.claim(tx, list(wishes.values()), engine.patience, engine.default_zone)
+    taken = []
     for run in runs:
         wish = wishes[run.server.id]
         if wish.host is not None:
             assert run.selection is not None
-            run.set(host=wish.host, availability_zone=run.selection.zones.get(wish.host))
-            run.claimed = wish.fitting
             run.data.pop("claims_lost", None)
             if wish.tried:
                 run.data["tried"] = True
-            placed.append({"server_id": run.server.id, "host": wish.host, "fence": run.action.fence,
-                           "fitting": to_wire(wish.fitting) if wish.fitting is not None else None})
+            taken.append((run, Place(wish.host, run.selection.zones.get(wish.host), wish.fitting)))
         elif run.selection is None or run.selection.hosts:
             _ask_again(run, wish)
         else:
             refuse(run)
-    if placed:
-        guests.add(tx, placed)
+    return taken
+
+
+def look_for_debts(engine: Engine, runs: Sequence[Run]) -> None:
+    """A host that has not removed an old guest of the server yet holds its resources still, and gets no second one."""
+    for debt in engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs])):
+        for run in runs:
+            if run.server.id == debt.server_id:
+                run.left.setdefault("owing", []).append(debt.host)
 
 
 def refuse(run: Run) -> None:
@@ -108,16 +141,21 @@ def _ask_again(run: Run, wish: allocations.Wish) -> None:
 def leave(tx: Connection, engine: Engine, run: Run) -> None:
     """Give the claimed host up: what may be there becomes a debt, the host is asked to pay it, and the claim is given
     back when it has."""
-    host = run.host
-    if host is not None:
-        if run.problem is not None and run.problem.retryable:
-            run.verdicts.append((host, -1))
-            run.data.setdefault("blamed", []).append(host)
-        run.data.pop("tried", None)
-        run.data.setdefault("failed_hosts", []).append(host)
-        guests.owe(tx, run.server.id, run.action.fence, host=host, may_run=False)
-        run.commands.append((host, debt_command(run.server.id, run.action.fence, 0)))
+    if run.host is not None:
+        give_up(tx, run, run.host)
     run.set(host=None, availability_zone=None)
+
+
+def give_up(tx: Connection, run: Run, host: str, keeps_files: bool = False) -> None:
+    """What may be there of the server becomes a debt, and the next try goes elsewhere. ``keeps_files``: they are the
+    guest's that stays, on shared storage."""
+    if run.problem is not None and run.problem.retryable:
+        run.verdicts.append((host, -1))
+        run.data.setdefault("blamed", []).append(host)
+    run.data.pop("tried", None)
+    run.data.setdefault("failed_hosts", []).append(host)
+    guests.owe(tx, run.server.id, run.fence, host=host, may_run=False, keeps_files=keeps_files)
+    run.commands.append((host, debt_command(run.server.id, run.fence, 0, keeps_files)))
 
 
 def worked(run: Run) -> None:
@@ -140,11 +178,13 @@ def elsewhere(engine: Engine, run: Run, problem: StepFailed) -> bool:
     return True
 
 
-def spec(run: Run, zone: str | None = None, host: str | None = None, *, forced: bool = False, is_rebuild: bool = False
-         ) -> RequestSpec:
-    """What the server wants of a host. host: the only one that may be; forced: whatever the operator's filters say."""
+def spec(run: Run, zone: str | None = None, host: str | None = None, *, forced: bool = False, is_rebuild: bool = False,
+         flavor: Flavor | None = None) -> RequestSpec:
+    """What the server wants of a host. host: the only one that may be; forced: whatever the operator's filters say;
+    flavor: another than its own."""
     server = run.server
     image = from_wire(ImageRef, server.image) if server.image else None
-    return of(server.id, server.project_id, from_wire(Flavor, server.flavor), image, hints=server.scheduler_hints,
-              availability_zone=zone, force_host=host if forced else None, requested_host=None if forced else host,
-              excluded=list(run.data.get("failed_hosts", ())), is_rebuild=is_rebuild)
+    return of(server.id, server.project_id, flavor or from_wire(Flavor, server.flavor), image,
+              hints=server.scheduler_hints, availability_zone=zone, force_host=host if forced else None,
+              requested_host=None if forced else host, is_rebuild=is_rebuild,
+              excluded=[*run.data.get("failed_hosts", ()), *run.left.get("owing", ())])

@@ -15,9 +15,9 @@ from common import ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
-from common.store import actions, guests, host_images, hosts
+from common.store import actions, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
-from conductor import progress, runner
+from conductor import progress, runner, steering
 from conductor.saga import Engine, Run, debt_command
 from conductor.workflows import WORKFLOWS
 
@@ -92,20 +92,25 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
     touched = {result.server for _, result in results} | {server for _, server in news}
     if phases:
         progress.write(tx, phases)
+    measured = {key.split("/")[0]: numbers for sync in syncs for key, numbers in sync.moved.items()}
+    if measured:
+        migrations.measured(tx, measured)
     if not touched:
         return runner.Written({})
     servers = actions.lock_servers(tx, touched)
     named = {key: key.split("/")[0] for key in mine}
     heads = actions.lock(tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)})
-    runs = [_finish_step(tx, engine, servers, heads[named[key]], result) for key, result in mine.items()
+    runs = [finish_step(tx, engine, servers, heads[named[key]], result) for key, result in mine.items()
             if named[key] in heads]
     if paid:
-        runs += _go_on(tx, engine, servers, heads, guests.pay(tx, paid))
+        struck = guests.pay(tx, paid)
+        migrations.completed(tx, struck)
+        runs += _go_on(tx, engine, servers, heads, struck)
     _write_news(tx, servers, news)
     return runner.flush(tx, [run for run in runs if run is not None])
 
 
-def _finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result
+def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result
                  ) -> Run | None:
     """Take a result in, if it is the one that its action waits for."""
     server = servers.get(head.server_id)
@@ -202,7 +207,8 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAns
     known = {*sync.working, *(result.key for result in sync.results)}
     commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=guests.fences_on(tx, sync.host) if hello else _stale_fences(tx, sync) or None)
+                      guests=guests.fences_on(tx, sync.host) if hello else _stale_fences(tx, sync) or None,
+                      stop=guests.kept_on(tx, sync.host) if hello else [])
 
 
 def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
@@ -218,8 +224,8 @@ def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: s
             commands.append(command)
     if commands:
         actions.mark_sent(tx, [command.action for command in commands])
-    debts = [command for command in (debt_command(row.server_id, row.fence, session) for row in
+    debts = [command for command in (debt_command(row.server_id, row.fence, session, row.keeps_files) for row in
                                      guests.debts(tx, host, grace, AT_ONCE)) if command.key not in known]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts
+    return commands + debts + steering.on_host(tx, host, session)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from common import errors
 from common.clock import SECOND
 from common.models import Command, Result
-from common.store import actions, allocations, hosts
+from common.store import actions, allocations, hosts, migrations
 from common.store.engine import Connection, Row, now
 from conductor.endings import UNDO, fail, finish, is_skipped, undone
 from conductor.saga import Engine, Run, Step, Workflow
@@ -47,6 +48,9 @@ def _lanes() -> dict[str, list[str]]:
 
 
 LANES = _lanes()
+#: (workflow, step) whose command a host that goes down has failed.
+ABANDONED = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
+                   if step.abandon)
 LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 OUTSIDE_STEPS = sorted(LANE_OF)
 SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
@@ -215,15 +219,16 @@ def _start(tx: Connection, engine: Engine, step: Step, runs: Sequence[Run]) -> N
     assert step.command is not None
     placed = []
     for run in runs:
-        if run.host is None:
+        host = step.host(run)
+        if host is None:
             run.fail("The server is on no host; delete it and create it again.")
             fail(tx, engine, WORKFLOWS[run.action.workflow], 0, run)
             continue
         placed.append(run)
         verb, args = step.command(engine, run)
-        run.note(step.name, "started", run.host)
-        run.command(run.host, step.name, verb, args)
-        run.head.update(state="waiting", due_at=None, step=step.name, host=run.host, sent_at=now(), sends=1,
+        run.note(step.name, "started", host)
+        run.command(host, step.name, verb, args)
+        run.head.update(state="waiting", due_at=None, step=step.name, host=host, sent_at=now(), sends=1,
                         owner=None, lease_until=None)
     if step.before and placed:
         step.before(tx, placed)
@@ -234,10 +239,12 @@ def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> Non
     workflow = WORKFLOWS[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
+    if result.status == "dead" and (run.is_undoing or step.dead_is_done):
+        result = replace(result, status="done")       # nothing runs there, and what is left is a debt
     if run.is_undoing:
         undone(tx, engine, workflow, index, run, result.error if result.status == "failed" else None)
         return
-    if result.status == "failed":
+    if result.status in ("failed", "dead"):
         run.fail(result.error, result.details, result.retryable)
         fail(tx, engine, workflow, index, run)
         return
@@ -257,6 +264,9 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
+    moved = {run.action.args["migration"]: run.moved for run in runs if run.moved}
+    if moved:
+        migrations.update(tx, moved)
     allocations.judge(tx, [verdict for run in runs for verdict in run.verdicts])
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs

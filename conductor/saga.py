@@ -136,6 +136,8 @@ class Engine:
     default_zone: str = "nova"
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
+    resize_confirm_window: int = 0
+    fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
 
@@ -154,6 +156,7 @@ class Run:
     """One action within one transaction: what is known of it, and what will be written.
 
     claimed: the fitting that this transaction's claim got. verdicts: of builds on hosts, for ``allocations.judge``.
+    moved: what has become of the action's migration.
     """
 
     action: Row[Any]
@@ -169,6 +172,7 @@ class Run:
     commands: list[tuple[str, Command]] = field(default_factory=list)
     claimed: Fitting | None = None
     verdicts: list[tuple[str, int]] = field(default_factory=list)
+    moved: dict[str, Any] = field(default_factory=dict)
 
     @property
     def attempt(self) -> int:
@@ -180,9 +184,22 @@ class Run:
         host: str | None = self.changes.get("host", self.server.host)
         return host
 
+    @property
+    def fence(self) -> int:
+        """The server's number, counting what this transaction is about to write."""
+        return int(self.head.get("fence", self.action.fence))
+
+    def raise_fence(self) -> None:
+        """The server's place changes: whoever acts under the old number is refused from now on."""
+        self.head["fence"] = self.changes["fence"] = self.fence + 1
+
     def set(self, **values: Any) -> None:
         """Change the server."""
         self.changes.update(values)
+
+    def move(self, **values: Any) -> None:
+        """Change the record of the move."""
+        self.moved.update(values)
 
     @property
     def fitting(self) -> Fitting | None:
@@ -230,8 +247,8 @@ class Run:
 
     def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
         """Send a command when the transaction has committed; the session is filled in by the runner."""
-        self.commands.append((host, Command(self.action.id, step, self.attempt, self.server.id, self.action.fence, 0,
-                                            verb, args)))
+        self.commands.append((host, Command(self.action.id, step, self.attempt, self.server.id, self.fence, 0, verb,
+                                            args)))
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
@@ -240,9 +257,10 @@ def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
             "created": moment(tx)}
 
 
-def debt_command(server: str, fence: int, session: int) -> Command:
+def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
     """The command that asks a host to pay a debt; paying is a level, so the fence is its attempt."""
-    return Command("debt", server, fence, server, fence, session, "ensure_absent", {})
+    args = {"keep_files": True} if keeps_files else {}
+    return Command("debt", server, fence, server, fence, session, "ensure_absent", args)
 
 
 Apply = Callable[[Connection, Engine, Sequence[Run]], None]
@@ -256,8 +274,10 @@ class Step:
     Outside: ``outside(engine, run)`` calls a ``neighbour``; it is journalled as started before, runs in that one's lane
     (a slow neighbour delays only what needs it), beside others, can be repeated, and may call ``run.fail``; then
     ``apply``. A step's name belongs to one lane.
-    On a host: ``command(engine, run) -> (verb, args)`` for the server's host, ``before(tx, runs)`` in the
-    transaction that sends it, ``done(tx, run, result)`` in the one that takes the result in.
+    On a host: ``command(engine, run) -> (verb, args)`` for the server's host, or the one that ``at(run)`` names,
+    ``before(tx, runs)`` in the transaction that sends it, ``done(tx, run, result)`` in the one that takes the result
+    in. ``abandon``: it starts no guest, so that a host that goes down meanwhile has definitely failed it;
+    ``dead_is_done``: proof that the host's guests are dead is as good as its success.
     ``undo(tx, engine, run)`` removes what this action made; where that needs a host or a neighbour, ``undo_command``
     and ``undo_outside`` do. ``needed(run)``: whether this action has the step at all. ``pivot``: no way back from here.
     """
@@ -269,6 +289,9 @@ class Step:
     command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
     before: Callable[[Connection, Sequence[Run]], None] | None = None
     done: Callable[[Connection, Run, Result], None] | None = None
+    at: Callable[[Run], str | None] | None = None
+    abandon: bool = False
+    dead_is_done: bool = False
     outside: Callable[[Engine, Run], None] | None = None
     neighbour: str = "image"
     undo: Callable[[Connection, Engine, Run], None] | None = None
@@ -276,6 +299,10 @@ class Step:
     undo_outside: Callable[[Engine, Run], None] | None = None
     needed: Callable[[Run], bool] | None = None
     pivot: bool = False
+
+    def host(self, run: Run) -> str | None:
+        """Where its command goes, and the one that undoes it."""
+        return self.at(run) if self.at is not None else run.host
 
 
 def back_as_before(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:

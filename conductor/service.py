@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from oslo_config import cfg
@@ -28,7 +29,7 @@ from common.store import actions, services
 from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.vault import Vault
-from conductor import reports, runner
+from conductor import fencing, reports, runner
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run, one_by_one
@@ -139,7 +140,7 @@ class Conductor:
             return given, self._post.access_for(given.commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", request.host, problem)
-            return SyncAnswer(given.session, given.acknowledged, [], given.guests), None
+            return replace(given, commands=[]), None
 
     def advance(self, lane: str, rung: threading.Event) -> None:
         """Loop: bring a lane's due actions on, while there may be more of them, then wait for the bell or a second."""
@@ -236,7 +237,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
         patience=Patience(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
         default_zone=conf.scheduler.default_availability_zone,
-        shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval)
+        shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval,
+        resize_confirm_window=conf.conductor.resize_confirm_window,
+        fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout))
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)

@@ -10,21 +10,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.store import actions, services
+from common.models import Result
+from common.store import actions, migrations, services
 from common.store.engine import Connection, Row
-from conductor import prefetch, runner
+from conductor import prefetch, reports, runner
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 _RECLAIM = dataclasses.replace(states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False)
-_OFFLOAD = states.row("shelveOffload")
+_OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
 JUMP = 5.0                   #: seconds by which the database's clock may run apart from ours between sweeps
 
 
@@ -61,6 +62,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
 
     down, doubtful = engine.store.write(work)
     begin_due(engine)
+    fail_where_nothing_comes(engine)
     if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD:
         watch.prefetched_at = moment
         prefetch.prefetch(engine)
@@ -84,11 +86,41 @@ def begin_due(engine: Engine) -> None:
                 _begin(engine, row, server)
 
 
-def _begin(engine: Engine, row: states.Action, server: Row[Any]) -> None:
+    if engine.resize_confirm_window > 0:
+        late = functools.partial(migrations.unconfirmed, older_than=engine.resize_confirm_window * SECOND,
+                                 limit=engine.batch)
+        for server in engine.store.read(late):
+            _begin(engine, _CONFIRM, server, migrations.close)
+
+
+def fail_where_nothing_comes(engine: Engine) -> None:
+    """Commands at hosts whose guests are dead have failed; so have those that start nothing, at hosts that are down."""
+    rows = engine.store.read(lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, engine.batch))
+    for row in rows:
+        key = f"{row.id}/{runner.name_in_key(row)}/{row.attempt}"
+        told = ("Host {} was forced down before it had answered." if row.dead else
+                "Host {} went down before it had answered.").format(row.host)
+        engine.store.write(functools.partial(_give_up, engine=engine, result=Result(
+            key, row.server_id, row.fence, "dead" if row.dead else "failed", error=told, retryable=True)))
+        log.warning("action %s does not wait any longer: %s", row.id, told)
+        engine.ring(runner.INSIDE)
+
+
+def _give_up(tx: Connection, engine: Engine, result: Result) -> None:
+    servers = actions.lock_servers(tx, [result.server])
+    heads = actions.lock(tx, [result.key.split("/")[0]])
+    runs = [reports.finish_step(tx, engine, servers, head, result) for head in heads.values()]
+    runner.flush(tx, [run for run in runs if run is not None])
+
+
+Begin = Callable[..., str]
+
+
+def _begin(engine: Engine, row: states.Action, server: Row[Any], begin: Begin = actions.begin) -> None:
     """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
     system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
     try:
-        engine.store.write(lambda tx: actions.begin(tx, row, server.id, context=system))
+        engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
     except errors.Problem as problem:
         log.info("server %s is left alone: %s", server.id, problem)
         return

@@ -18,7 +18,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store.engine import for_update, insert_many, now, update_grouped
-from common.store.schema import actions, events, guests, servers
+from common.store.schema import actions, events, guests, heartbeats, servers, services
 
 LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
 ENDED = ("done", "failed", "superseded")
@@ -186,6 +186,18 @@ def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[
     query = sa.select(actions).where(actions.c.host == host, actions.c.state == "waiting",
                                      actions.c.sent_at <= now() - older_than)
     return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit)))
+
+
+def waiting_in_vain(tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:
+    """Actions whose command is at a host that was forced down or fenced (``dead``); and those at one of the steps
+    ``abandoned`` (workflow, step), at a host that is down."""
+    both = sa.and_(services.c.host == actions.c.host, services.c.binary == "nova-compute")
+    beats = sa.and_(heartbeats.c.host == actions.c.host, heartbeats.c.binary == "nova-compute")
+    forward = sa.and_(actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned))
+    query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
+        actions.join(services, both).join(heartbeats, beats))
+    return list(tx.execute(query.where(actions.c.state == "waiting", sa.or_(
+        services.c.forced_down.is_(True), sa.and_(heartbeats.c.up.is_(False), forward))).limit(limit)))
 
 
 def resting(tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int) -> list[Row[Any]]:

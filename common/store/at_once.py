@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.context import RequestContext
-from common.store import actions
+from common.store import actions, migrations
 from common.store.engine import Connection, Row, now
 from common.store.schema import actions as actions_table
 from common.store.schema import servers
@@ -59,6 +59,7 @@ def _reset_state(tx: Connection, server_id: str, found: Row[Any], context: Reque
     """An admin's word about the state: whatever runs is ended without its undo."""
     if found.action:
         actions.supersede(tx, found.action)
+    migrations.abandon(tx, server_id, found.fence + 1)
     return {"vm_state": states.ACTIVE if args.get("state") == "active" else states.ERROR, "task_state": None,
             "action": None, "fence": found.fence + 1}
 

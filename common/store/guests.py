@@ -42,6 +42,12 @@ def become(tx: Connection, server_id: str, host: str, wanted: str, **changes: An
                                        guests.c.wanted != ABSENT).values(wanted=wanted, changed_at=now(), **changes))
 
 
+def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> None:
+    """Say whose the allocation of a server's guest on a host is: a migration's, or (None) the server's."""
+    tx.execute(sa.update(guests).where(guests.c.server_id == server_id, guests.c.host == host).values(
+        holder=migration, changed_at=now()))
+
+
 def owe(tx: Connection, server_id: str, fence: int, *, host: str | None = None, may_run: bool = True,
         keeps_files: bool = False) -> None:
     """Turn the guests of a server (on one host, or all) into debts. ``may_run`` False: it is known that

@@ -100,6 +100,12 @@ def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
         sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
 
 
+def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What each of these hosts says of itself, with its ``cpu_info``."""
+    return {row.name: {**(row.facts or {}), "cpu_info": row.cpu_info} for row in tx.execute(
+        sa.select(hosts.c.name, hosts.c.facts, hosts.c.cpu_info).where(hosts.c.name.in_(sorted(set(names)))))}
+
+
 def remove(tx: Connection, service: Row[Any], shown: str) -> None:
     """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its memberships and its
     provider, when nothing is on it. One that still runs says hello again and is a new one.

@@ -16,9 +16,10 @@ from sqlalchemy.engine import Connection, Row
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor
-from common.store import actions
+from common.store import actions, allocations, guests
 from common.store.engine import now, update_grouped
-from common.store.schema import guests, hosts, migrations, servers
+from common.store.schema import guests as guests_table
+from common.store.schema import hosts, migrations, servers
 from common.wire import to_wire
 
 RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
@@ -84,6 +85,18 @@ def close(tx: Connection, row: states.Action, server_id: str, *, context: Reques
         "new_flavor": move.new_flavor, "before": move.was})
 
 
+def abandon(tx: Connection, server_id: str, fence: int) -> None:
+    """An admin says that the server is where it is: what an open move has anywhere else is a debt."""
+    for move in open_of(tx, [server_id]).values():
+        for row in guests.places(tx, server_id):
+            if row.wanted in (guests.KEPT, guests.ARRIVING):
+                guests.owe(tx, server_id, fence, host=row.host, may_run=False)
+            elif row.wanted in guests.HERE and row.holder is not None:
+                guests.hold(tx, server_id, row.host, None)
+                allocations.hand_back(tx, row.holder, server_id, row.host)
+        update(tx, {move.uuid: {"status": "confirmed" if move.status == FINISHED else "error"}})
+
+
 def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
     """Whatever moves of these servers are open have ended like this: something else has taken the servers."""
     tx.execute(sa.update(migrations).where(
@@ -118,8 +131,8 @@ def wishes_on(tx: Connection, host: str) -> list[Row[Any]]:
 
 def completed(tx: Connection, server_ids: Iterable[str]) -> None:
     """Evacuations of these servers whose source has confirmed that nothing is left there."""
-    owing = sa.select(guests.c.server_id).where(guests.c.server_id == migrations.c.server_id,
-                                                guests.c.host == migrations.c.source_host)
+    owing = sa.select(guests_table.c.server_id).where(guests_table.c.server_id == migrations.c.server_id,
+                                                      guests_table.c.host == migrations.c.source_host)
     tx.execute(sa.update(migrations).where(
         migrations.c.server_id.in_(sorted(set(server_ids))), migrations.c.status == "done", ~owing.exists()).values(
             status="completed", updated_at=now()))

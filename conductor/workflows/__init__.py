@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from conductor.saga import Workflow
-from conductor.workflows import create, delete, interfaces, power, rebuild, rescue, shelve, snapshot
+from conductor.workflows import (
+    create,
+    delete,
+    evacuate,
+    interfaces,
+    live_migrate,
+    power,
+    rebuild,
+    rescue,
+    resize,
+    shelve,
+    snapshot,
+)
 
 WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     create.CREATE,
@@ -13,4 +25,6 @@ WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     shelve.SHELVE, shelve.OFFLOAD, shelve.UNSHELVE, shelve.UNSHELVE_HERE,
     interfaces.ATTACH_INTERFACE, interfaces.DETACH_INTERFACE, interfaces.ADD_SECURITY_GROUP,
     interfaces.REMOVE_SECURITY_GROUP,
+    resize.RESIZE, resize.MIGRATE, resize.CONFIRM_RESIZE, resize.REVERT_RESIZE, live_migrate.LIVE_MIGRATE,
+    evacuate.EVACUATE,
     delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from common import states
 from common.clock import SECOND
 from common.models import Result
-from common.store import actions
+from common.store import actions, migrations
 from common.store.engine import Connection, now
 from conductor import debts, guest, networks
 from conductor.saga import Engine, Run, Step, Workflow
@@ -25,6 +25,8 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs):
         before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
         superseded = before if before is not None and before.state == "superseded" else None
+        if run.action.args.get("was") == states.RESIZED or superseded is not None and superseded.args.get("migration"):
+            migrations.end_open(tx, [run.server.id], "cancelled")
         run.data["images"] = _images(run, superseded.args.get("image_id") if superseded else None)
         if superseded is not None and superseded.step == "networks":
             run.data["late"] = True

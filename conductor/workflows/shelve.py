@@ -82,16 +82,11 @@ def _look(engine: Engine, run: Run) -> None:
 def _spec(run: Run) -> RequestSpec:
     args = run.action.args
     zone = None if args.get("unpin") else args.get("zone") or run.server.pinned_availability_zone
-    wanted = placing.spec(run, zone, args.get("host"), forced=bool(args.get("forced")))
-    return replace(wanted, excluded=[*wanted.excluded, *run.left.get("owing", ())])
+    return placing.spec(run, zone, args.get("host"), forced=bool(args.get("forced")))
 
 
 def _propose(engine: Engine, runs: Sequence[Run]) -> None:
-    """A host that has not removed the old guest yet holds its resources still, and gets no second one."""
-    for debt in engine.store.read(lambda tx: guests.debts_of(tx, [run.server.id for run in runs])):
-        for run in runs:
-            if run.server.id == debt.server_id:
-                run.left.setdefault("owing", []).append(debt.host)
+    placing.look_for_debts(engine, runs)
     placing.propose(engine, runs, _spec)
 
 
