@@ -21,16 +21,18 @@ USER = "rabbitmq"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """``port`` speaks AMQP; ``port`` + 1 and + 2 are for the node itself and its port mapper."""
+    """``port`` of ``address`` speaks AMQP; ``port`` + 1 and + 2 of 127.0.0.1 are for the node itself and its port
+    mapper."""
 
     folder: Path
     port: int
     password: str
+    address: str = "127.0.0.1"
 
     @property
     def url(self) -> str:
         """For oslo.messaging."""
-        return f"rabbit://kilonova:{self.password}@127.0.0.1:{self.port}/"
+        return f"rabbit://kilonova:{self.password}@{self.address}:{self.port}/"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -43,6 +45,7 @@ class Broker:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
             "RABBITMQ_MNESIA_BASE": str(self.folder / "data"), "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_LOGS": "-", "RABBITMQ_DIST_PORT": str(self.port + 1),
+            "RABBITMQ_NODE_IP_ADDRESS": self.address, "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_PORT": str(self.port + 2), "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_MAX_PORTS": "4096",
         }
@@ -58,9 +61,10 @@ class Broker:
         for folder in (self.folder, self.folder / "data", self.folder / "log"):
             folder.mkdir(parents=True, exist_ok=True)
         self._write("rabbitmq.conf", "\n".join((
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}", "default_user = kilonova", f"default_pass = {self.password}",
-            "default_vhost = /", "loopback_users.none = false", "log.console.level = warning",
-            "vm_memory_high_watermark.absolute = 512MB", "disk_free_limit.absolute = 64MB", "")))
+            f"listeners.tcp.1 = {self.address}:{self.port}", "default_user = kilonova",
+            f"default_pass = {self.password}", "default_vhost = /", "loopback_users.none = false",
+            "log.console.level = warning", "vm_memory_high_watermark.absolute = 512MB",
+            "disk_free_limit.absolute = 64MB", "")))
         self._write("enabled_plugins", "[].\n")
         if os.geteuid() == 0:
             for path in (self.folder, *self.folder.rglob("*")):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cloud on this machine: its folders, ports, secrets, configuration and processes.
+"""One cloud on this machine: its folders, ports, secrets and processes; its configuration is deploy/configuration.py's.
 
-Used by deploy/commands/{up,down}.py and by tests/e2e. Several clouds can run side by side: each has its home
+Used by deploy/commands/{up,down,lab}.py and by tests/e2e. Several clouds can run side by side: each has its home
 (KILONOVA_HOME) and its ports (KILONOVA_PORT_BASE); nothing outside the home is written, and in the kernel only
 what ``shut_down`` removes again. ``kill("conductor")`` is kill -9, after which the supervisor starts it again;
 ``stop`` keeps it down until ``start``.
@@ -9,7 +9,7 @@ what ``shut_down`` removes again. ``kill("conductor")`` is kill -9, after which 
 from __future__ import annotations
 
 import fcntl
-import json
+import hashlib
 import os
 import secrets
 import shutil
@@ -23,13 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from deploy import processes, supervise
+from deploy import configuration, power, processes, supervise
 from deploy.broker import Broker
+from deploy.configuration import write_secret
 from deploy.environment import VENV
 from deploy.packages import ROOT
-from deploy.progress import Failure, run, wait
+from deploy.progress import Failure, wait
 from deploy.servers import answers
-from deploy.underlay import Underlay
+from deploy.underlay import NAMESPACES, Underlay
 
 HOME = Path("/var/lib/kilonova-up")
 PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata")
@@ -38,7 +39,7 @@ MOST_HOSTS = 9
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where things listen, on 127.0.0.1; the broker also takes the two after its own."""
+    """Where things listen; the broker also takes the two after its own, on 127.0.0.1."""
 
     identity: int = 5000
     image: int = 9292
@@ -69,7 +70,8 @@ class Cloud:
 
     ``hosts`` are the names of its hosts, each with an agent ("agent", "agent-2" …) and, with the driver
     libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own broker and SQLite.
-    ``networks``: None is yes where there are guests to use them.
+    ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine itself, which is
+    then their network's gateway. ``shared``: the disks of all hosts' guests are in one folder.
     """
 
     home: Path = HOME
@@ -81,6 +83,9 @@ class Cloud:
     shelved_offload_time: int = 0
     reclaim_instance_interval: int = 0
     networks: bool | None = None
+    apart: bool = False
+    shared: bool = False
+    fencing_hook: str = ""
 
     @classmethod
     def from_environment(cls) -> Cloud:
@@ -109,31 +114,31 @@ class Cloud:
 
     @property
     def identity_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.identity}/v3"
+        return f"http://{self.address}:{self.ports.identity}/v3"
 
     @property
     def image_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.image}"
+        return f"http://{self.address}:{self.ports.image}"
 
     @property
     def api_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.api}/v2.1"
+        return f"http://{self.address}:{self.ports.api}/v2.1"
 
     @property
     def network_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.network}"
+        return f"http://{self.address}:{self.ports.network}"
 
     @property
     def metadata_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.metadata}"
+        return f"http://{self.address}:{self.ports.metadata}"
 
     @property
     def console_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.console}"
+        return f"http://{self.address}:{self.ports.console}"
 
     @property
     def placement_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.placement}"
+        return f"http://{self.address}:{self.ports.placement}"
 
     @property
     def has_networks(self) -> bool:
@@ -141,12 +146,31 @@ class Cloud:
 
     @property
     def underlay(self) -> Underlay:
-        return Underlay(self.home, self.ports.identity)
+        return Underlay(self.home, self.ports.identity, self.apart)
+
+    @property
+    def is_joined(self) -> bool:
+        """Are there several hosts, of which further ones are in namespaces of their own?"""
+        return self.driver == "libvirt" and self.has_networks and (self.apart or len(self.hosts) > 1)
+
+    @property
+    def address(self) -> str:
+        """Where everything listens: where the hosts reach the machine, or nobody but the machine itself."""
+        return str(self.underlay.machine) if self.is_joined else "127.0.0.1"
+
+    def host_address(self, number: int) -> str:
+        """Where a host is reached."""
+        return str(self.underlay.address(number)) if self.is_joined else "127.0.0.1"
+
+    def namespace(self, number: int) -> Path | None:
+        """Of a host's own network namespace; None for a host in the machine's."""
+        name = self.underlay.namespace(number) if self.is_joined else None
+        return NAMESPACES / name if name else None
 
     @property
     def broker(self) -> Broker:
         """The own node; its password is made by ``prepare``."""
-        return Broker(self.home / "broker", self.ports.broker, self.password("broker"))
+        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address)
 
     def config(self, host: str | None = None) -> Path:
         """The configuration file of the processes, or of another host's agent."""
@@ -171,8 +195,12 @@ class Cloud:
         return self.home / processes.numbered("libvirt", number)
 
     def network_folder(self, number: int) -> Path:
-        """What a host's part of the network service remembers."""
+        """What a host's part of the network service remembers; number 0 is the gateway of a lab."""
         return self.home / processes.numbered("network-host", number)
+
+    def state_folder(self, number: int) -> Path:
+        """What a host's agent keeps: journal, image cache, guests' disks."""
+        return self.home / processes.numbered("state", number)
 
     # --- made once ---
     def prepare(self) -> None:
@@ -187,41 +215,19 @@ class Cloud:
             if not path.exists():
                 write_secret(path, secrets.token_urlsafe(24) if name != "broker" else secrets.token_hex(16))
         for number, host in enumerate(self.hosts, 1):
-            write_secret(self.config(host), self._config_text(host, number))
-        write_secret(self.clouds_yaml, self._clouds_text())
+            self.state_folder(number).mkdir(mode=0o700, exist_ok=True)
+            self.libvirt_folder(number).mkdir(exist_ok=True)
+            if self.shared:
+                self._share(self.state_folder(number) / "instances")
+            write_secret(self.config(host), configuration.text(self, host, number))
+        write_secret(self.clouds_yaml, configuration.clouds(self))
         if self.broker_url is None:
             self.broker.prepare()
 
-    def _config_text(self, host: str, number: int) -> str:
-        from deploy.libvirtd import uri
-        state = self.home / processes.numbered("state", number)
-        state.mkdir(mode=0o700, exist_ok=True)
-        self.libvirt_folder(number).mkdir(exist_ok=True)
-        database = self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
-        sections: dict[str, dict[str, object]] = {
-            "DEFAULT": {"host": host, "state_dir": state, "transport_url": self.broker_url or self.broker.url,
-                        "secret_key": self.password("sealing"), "shelved_offload_time": self.shelved_offload_time,
-                        "reclaim_instance_interval": self.reclaim_instance_interval},
-            "database": {"url": database},
-            "api": {"host": "127.0.0.1", "port": self.ports.api},
-            "agent": {"driver": self.driver, "libvirt_uri": uri(self.libvirt_folder(number))},
-            "identity": {"auth_url": self.identity_url, "password": self.password("kilonova")},
-            "metadata": {"port": self.ports.metadata, "proxy_shared_secret": self.password("metadata")},
-            "console": {"port": self.ports.console, "public_url": self.console_url},
-            "placement": {"port": self.ports.placement},
-        }
-        head = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
-        return head + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
-                                for name, options in sections.items())
-
-    def _clouds_text(self) -> str:
-        """JSON is YAML: nothing needs quoting rules of its own."""
-        def entry(user: str, project: str) -> dict[str, object]:
-            auth = {"auth_url": self.identity_url, "username": user, "password": self.password(user),
-                    "project_name": project, "user_domain_name": "Default", "project_domain_name": "Default"}
-            return {"auth": auth, "region_name": "RegionOne", "identity_api_version": 3}
-        return json.dumps({"clouds": {"kilonova": entry("demo", "demo"), "kilonova-admin": entry("admin", "admin")}},
-                          indent=1) + "\n"
+    def _share(self, instances: Path) -> None:
+        (self.home / "instances").mkdir(mode=0o711, exist_ok=True)
+        if not instances.is_symlink():
+            instances.symlink_to(self.home / "instances")
 
     # --- processes ---
     def programs(self) -> list[supervise.Program]:
@@ -229,16 +235,19 @@ class Cloud:
         return processes.programs(self)
 
     def environment(self, host: str | None = None) -> dict[str, str]:
-        """Only what the processes need: no proxy, for everything that they call is on this machine."""
+        """Only what the processes need: no proxy, for everything that they call is on this machine. It changes with
+        their configuration, so that the supervisor starts again what has another one now."""
+        config = self.config(host)
+        digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
         return {"PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8",
-                "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(self.config(host))}
+                "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(config), "KILONOVA_CONF_DIGEST": digest}
 
     def launch(self) -> None:
         """Start the supervisor with the broker and libvirt first, or bring a running one up to date."""
         for marker in self.run.glob("*.down"):
             marker.unlink()
         programs = self.programs()
-        if self.has_networks and self.driver == "libvirt":
+        if self.is_joined:
             self.underlay.make(len(self.hosts))
         if self.supervisor() is None:
             supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
@@ -314,9 +323,9 @@ class Cloud:
             os.kill(pid, signal.SIGTERM)
             wait(lambda: self.supervisor() is None, seconds, "The processes do not stop",
                  f"See {self.log('supervise')}; kill process {pid} by hand.")
-        for number in range(1, MOST_HOSTS + 1):
+        for number in range(MOST_HOSTS + 1):
             if self.network_folder(number).exists():
-                run(processes.cleaning(self, number), "Run ./deploy/down again.", log=self.log("network-host-clean"))
+                power.sweep(self, number)
         self.underlay.remove()
         return pid is not None
 
@@ -335,7 +344,7 @@ class Cloud:
     def _await_broker(self, seconds: float = 90) -> None:
         """Processes that find no broker would wait seconds before they look again."""
         if self.broker_url is None:
-            wait(lambda: answers(self.ports.broker), seconds, "RabbitMQ does not answer",
+            wait(lambda: answers(self.ports.broker, self.address), seconds, "RabbitMQ does not answer",
                  lambda: self.advice("rabbitmq"))
 
     def await_http(self, name: str, url: str, seconds: float = 60) -> None:
@@ -351,15 +360,6 @@ class Cloud:
                           f"More in {log} and {self.log('supervise')}; then run this again."])
 
 
-def write_secret(path: Path, text: str) -> None:
-    """A file that only its owner may read, replaced as a whole."""
-    part = path.with_name(path.name + ".new")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    part.replace(path)
-
-
 def http_answers(url: str) -> bool:
     """Does a service stand behind this URL? Never through a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -370,7 +370,6 @@ def http_answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
 
 
 def _networks() -> bool | None:

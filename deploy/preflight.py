@@ -36,6 +36,9 @@ def check(cloud: Cloud) -> str:
     """
     _machine(os.geteuid())
     _space(cloud)
+    if cloud.is_joined and cloud.broker_url is not None:
+        raise Failure("Several hosts on this machine do not reach a broker of yours from their networks.",
+                      "Leave KILONOVA_TRANSPORT_URL away, or KILONOVA_HOSTS.")
     notes = _networks(cloud) if cloud.has_networks and cloud.driver == "libvirt" else []
     if cloud.supervisor() is not None:
         notes.append("this cloud runs already")
@@ -45,7 +48,7 @@ def check(cloud: Cloud) -> str:
     if not Path("/run/systemd/system").is_dir():
         notes.append("no systemd here, which is fine")
     if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") and value for name, value in os.environ.items()):
-        notes.append("a proxy is set: used for downloads, not for 127.0.0.1")
+        notes.append("a proxy is set: used for downloads, not for this cloud")
     return "\n        ".join(notes)
 
 

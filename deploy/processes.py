@@ -2,8 +2,9 @@
 """The processes of one cloud, in the order of their start: what each is called, its command and its log.
 
 Used by deploy/cloud.py. A host has an agent, with the driver libvirt a libvirtd of its own, and when the cloud has
-networks a host part of the network service; those of a further host end in its number: "agent-2". No secret stands
-in a command or in an environment.
+networks a host part of the network service; those of a further host end in its number: "agent-2". A host with a
+namespace has all of them in it; in a lab, whose hosts all have one, the machine has a host part too: the gateway. No
+secret stands in a command or in an environment.
 """
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from deploy.broker import USER as BROKER_USER
 from deploy.environment import VENV
 from deploy.packages import ROOT
 from deploy.supervise import Program
-from deploy.underlay import NAMESPACES
 
 if TYPE_CHECKING:
     from deploy.cloud import Cloud
@@ -26,6 +26,10 @@ PYTHON = str(VENV / "bin/python")
 NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 #: Once in a cloud; each is a program of our own.
 SERVICES = ("api", "conductor", "scheduler", "placement")
+#: What the machine calls itself in the network service of a lab.
+GATEWAY = "gateway"
+#: Instead of a namespace: the one that a process is in already.
+OWN_NETWORK, NSENTER = Path("/proc/self/ns/net"), "/usr/bin/nsenter"
 
 
 def programs(cloud: Cloud) -> list[Program]:
@@ -38,30 +42,32 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
     if broker is not None:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
-    if cloud.driver == "libvirt":
-        for number, host in enumerate(cloud.hosts, 1):
-            network = _namespace(cloud, number)
-            yield _program(cloud, numbered("libvirtd", number), [
-                sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(cloud.libvirt_folder(number)),
-                *([str(network), host] if network else [])])
+    for number, host in enumerate(cloud.hosts, 1) if cloud.driver == "libvirt" else ():
+        network = [str(cloud.namespace(number) or OWN_NETWORK), host, cloud.host_address(number)]
+        yield _program(cloud, numbered("libvirtd", number), [
+            sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(cloud.libvirt_folder(number)),
+            *(network if cloud.is_joined else [])])
 
 
 def _standalone(cloud: Cloud) -> Iterator[Program]:
-    ports, asking = cloud.ports, ["--auth-url", cloud.identity_url, "--password-file", str(cloud.secret("kilonova"))]
-    yield _module(cloud, "identity", "identity", "--bind", f"127.0.0.1:{ports.identity}", "--db", cloud.identity_db)
-    yield _module(cloud, "image", "image", "--bind", f"127.0.0.1:{ports.image}", "--data", cloud.home / "image",
-                  *asking)
+    ports, here = cloud.ports, cloud.address
+    asking = ["--auth-url", cloud.identity_url, "--password-file", str(cloud.secret("kilonova"))]
+    yield _module(cloud, "identity", "identity", "--bind", f"{here}:{ports.identity}", "--db", cloud.identity_db)
+    yield _module(cloud, "image", "image", "--bind", f"{here}:{ports.image}", "--data", cloud.home / "image", *asking)
     if not cloud.has_networks:
         return
     hosts = cloud.driver == "libvirt"
-    yield _module(cloud, "network", "network", "--bind", f"127.0.0.1:{ports.network}", "--db",
+    yield _module(cloud, "network", "network", "--bind", f"{here}:{ports.network}", "--db",
                   cloud.home / "data/network.db", "--vni-base", cloud.underlay.first_identifier, *asking,
                   *([] if hosts else ["--no-hosts"]))
-    for number, host in enumerate(cloud.hosts, 1) if hosts else ():
-        yield _module(cloud, numbered("network-host", number), "network.host", "--host", host, *_place(cloud, number),
-                      "--url", cloud.network_url, *asking, "--tunnel-address", cloud.underlay.address(number),
-                      "--vxlan-port", ports.network, *(["--external-gateway"] if number == 1 else []),
-                      "--metadata-url", cloud.metadata_url, "--metadata-secret-file", cloud.secret("metadata"))
+    parts = [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)] if hosts else []
+    for number, host in parts:
+        yield _module(cloud, numbered("network-host", number), "network.host", "--host", host, "--state",
+                      cloud.network_folder(number), "--url", cloud.network_url, *asking,
+                      "--tunnel-address", cloud.underlay.address(number), "--vxlan-port", ports.network,
+                      *(["--external-gateway"] if number == parts[0][0] else []),
+                      "--metadata-url", cloud.metadata_url, "--metadata-secret-file", cloud.secret("metadata"),
+                      network=cloud.namespace(number))
 
 
 def _own(cloud: Cloud) -> Iterator[Program]:
@@ -69,34 +75,32 @@ def _own(cloud: Cloud) -> Iterator[Program]:
     for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
         yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")])
     for number, host in enumerate(cloud.hosts, 1):
-        yield _program(cloud, numbered("agent", number), [str(VENV / "bin/kilonova-agent")], host)
+        network = cloud.namespace(number)
+        inside = [PYTHON, str(ROOT / "deploy/inside.py"), str(network), host, str(cloud.underlay.boot_id(number))]
+        yield _program(cloud, numbered("agent", number),
+                       [*(inside if network else []), str(VENV / "bin/kilonova-agent")], host)
+
+
+def of_host(cloud: Cloud, number: int) -> list[str]:
+    """The names of those that work for one host alone."""
+    own = {numbered(name, number) for name in ("libvirtd", "network-host", "agent")}
+    return [program.name for program in programs(cloud) if program.name in own]
 
 
 def cleaning(cloud: Cloud, number: int) -> list[str]:
-    """The command that removes all that a host's part of the network service ever made."""
-    return [PYTHON, "-m", "deploy.standalone.network.host", "clean", *_place(cloud, number)]
-
-
-def _place(cloud: Cloud, number: int) -> list[str]:
-    """Where a host's part of the network service keeps its state, and in which network namespace it works."""
-    network = _namespace(cloud, number)
-    return ["--state", str(cloud.network_folder(number)), *(["--netns", str(network)] if network else [])]
-
-
-def _namespace(cloud: Cloud, number: int) -> Path | None:
-    """Of the host's own network namespace; None for a host in the machine's."""
-    name = cloud.underlay.namespace(number) if cloud.has_networks and cloud.driver == "libvirt" else None
-    return NAMESPACES / name if name else None
+    """The command that removes all that the part of the network service on the machine ever made."""
+    return [PYTHON, "-m", "deploy.standalone.network.host", "clean", "--state", str(cloud.network_folder(number))]
 
 
 def numbered(name: str, number: int) -> str:
-    """ "agent" of the first host, "agent-2" of the second."""
-    return name if number == 1 else f"{name}-{number}"
+    """ "agent" of the first host, "agent-2" of the second; 0 is the gateway of a lab."""
+    return name if number == 1 else f"{name}-{number or GATEWAY}"
 
 
-def _module(cloud: Cloud, name: str, module: str, *arguments: object) -> Program:
-    """One of the standalone services."""
-    return _program(cloud, name, [PYTHON, "-m", f"deploy.standalone.{module}", "serve", *map(str, arguments)])
+def _module(cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None) -> Program:
+    """One of the standalone services, in this network namespace."""
+    return _program(cloud, name, [*([NSENTER, f"--net={network}"] if network else []),
+                                  PYTHON, "-m", f"deploy.standalone.{module}", "serve", *map(str, arguments)])
 
 
 def _program(cloud: Cloud, name: str, command: list[str], host: str | None = None) -> Program:

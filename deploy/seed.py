@@ -35,7 +35,7 @@ class Seed:
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
         for name in ("no_proxy", "NO_PROXY"):
-            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), cloud.address)))
         self._made: dict[str, Any] = {}
         self.launched = ""      # when the processes were started, if they just were: UTC, ISO 8601
 

@@ -35,11 +35,11 @@ def free_ports(count: int, low: int = 20000, high: int = 30000) -> int:
     raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
 
 
-def answers(port: int) -> bool:
-    """Does something listen on this port of 127.0.0.1?"""
+def answers(port: int, address: str = "127.0.0.1") -> bool:
+    """Does something listen on this port of this machine?"""
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 class Servers:

@@ -2,9 +2,10 @@
 """Keep processes running without systemd: ``python -m deploy.supervise FOLDER``.
 
 FOLDER/processes.json lists them in the order of their start; FOLDER/NAME.pid says where each is; while
-FOLDER/NAME.down exists it is kept stopped. A process that died is started again, at once the first time and
-then ever later, up to 10 s; what it left in its process group is killed first, so that it finds its port free.
-TERM stops all in reverse order; HUP reads the list again. All end with the supervisor, however it ends.
+FOLDER/NAME.down exists it is kept stopped; one that holds the word "kill" stops it as a power cut does. A process that
+died is started again, at once the first time and then ever later, up to 10 s; what it left in its process group is
+killed first, so that it finds its port free. TERM stops all in reverse order; HUP reads the list again. All end with
+the supervisor, however it ends.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from typing import Any
 
 FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0      # seconds
 LOOK, LOG_LIMIT = 0.2, 50 * 1024 * 1024
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, KILL = 1, "kill"
 WAITED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -70,6 +71,8 @@ class Supervised:
         if self._process is not None and self._process.poll() is not None:
             self._died(moment)
         if self._down.exists():
+            if self._process is not None and self._down.read_text() == KILL:
+                self._clear_group()
             self.stop()
             self._pause = self._not_before = 0.0
         elif self._process is None and moment >= self._not_before:

@@ -70,6 +70,20 @@ def test_stopped_process_stays_down_until_it_is_started(cloud: Cloud) -> None:
     assert cloud.start("one") != old
 
 
+def test_power_cut_asks_nobody(cloud: Cloud, tmp_path: Path) -> None:
+    polite = ("import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: print('ended', flush=True))\n"
+              "print('ready', flush=True)\ntime.sleep(600)")
+    supervise.write(cloud.run, [program(tmp_path, "polite", [sys.executable, "-c", polite])])
+    os.kill(cloud.supervisor() or 0, signal.SIGHUP)
+    log = tmp_path / "polite.log"
+    until(lambda: log.exists() and log.read_text() == "ready\n")
+    pid = cloud.pid("polite")
+    (tmp_path / "marker").write_text(supervise.KILL)
+    (tmp_path / "marker").rename(cloud.run / "polite.down")
+    until(lambda: cloud.pid("polite") is None)
+    assert pid is not None and not alive(pid) and log.read_text() == "ready\n"
+
+
 def test_term_stops_everything(cloud: Cloud) -> None:
     pids = [cloud.pid("one"), cloud.pid("two")]
     assert cloud.shut_down(20)

@@ -2,19 +2,27 @@
 """Addresses and names of clouds side by side; as root, the wire itself: made twice, broken, removed."""
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy import preflight
+from deploy import preflight, processes
 from deploy.cloud import Cloud, Ports
 from deploy.progress import Failure
 from deploy.servers import free_ports
+from deploy.supervise import Program
 from deploy.underlay import EXTERNAL, PARTS, PORTS, TUNNELS, Underlay
+
+NO_BROKER = "rabbit://guest:guest@127.0.0.1:1/"
 
 
 def test_clouds_whose_ports_differ_share_nothing() -> None:
@@ -69,7 +77,7 @@ def test_hosts_and_networks_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path, hosts=("h1", "h2"), broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud = Cloud(tmp_path, hosts=("h1", "h2"), broker_url=NO_BROKER)
     cloud.prepare()
     programs = {program.name: program.command for program in cloud.programs()}
     assert list(programs) == ["libvirtd", "libvirtd-2", "identity", "image", "network", "network-host",
@@ -77,10 +85,49 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
                               "agent", "agent-2"]
     first, second = programs["network-host"], programs["network-host-2"]
     assert ("--external-gateway" in first, "--external-gateway" in second) == (True, False)
-    assert f"/run/netns/{cloud.underlay.namespace(2)}" in second and "--netns" not in first
-    assert programs["libvirtd-2"][-2:] == [f"/run/netns/{cloud.underlay.namespace(2)}", "h2"]
+    network = f"/run/netns/{cloud.underlay.namespace(2)}"
+    assert f"--net={network}" in second and not any("--net=" in word for word in first)
+    assert programs["libvirtd"][-3:] == ["/proc/self/ns/net", "h1", str(cloud.underlay.address(1))]
+    assert programs["libvirtd-2"][-3:] == [network, "h2", str(cloud.underlay.address(2))]
+    assert programs["agent-2"][2:5] == [network, "h2", str(cloud.underlay.boot_id(2))] and len(programs["agent"]) == 1
     assert "--no-hosts" in {program.name: program.command for program in Cloud(
         tmp_path, driver="memory", networks=True).programs()}["network"]
+
+
+def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
+    for cloud in (Cloud(tmp_path, hosts=("h1",)), Cloud(tmp_path, hosts=("h1", "h2"), networks=False)):
+        assert (cloud.address, cloud.host_address(2), cloud.namespace(2)) == ("127.0.0.1", "127.0.0.1", None)
+    cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER)
+    cloud.prepare()
+    assert {program.name: program.command for program in cloud.programs()}["libvirtd"][-2:] == [
+        "serve", str(cloud.libvirt_folder(1))]
+    assert "live_migration_uri" not in cloud.config().read_text()
+
+
+def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> None:
+    def programs(**facts: int) -> list[Program]:
+        cloud = Cloud(tmp_path, hosts=("h1",), broker_url=NO_BROKER, **facts)
+        cloud.prepare()
+        return cloud.programs()
+    before = programs()
+    assert before == programs() != programs(shelved_offload_time=5)
+
+
+def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, hosts=("a", "b"), apart=True, shared=True, networks=True, broker_url=NO_BROKER)
+    cloud.prepare()
+    programs = {program.name: program.command for program in cloud.programs()}
+    gateway, first = programs["network-host-gateway"], programs["network-host"]
+    assert ("--external-gateway" in gateway, "--external-gateway" in first) == (True, False)
+    assert cloud.address in gateway and not any("--net=" in word for word in gateway)
+    assert f"--net={cloud.namespace(1)}" in first
+    assert [cloud.host_address(1), cloud.host_address(2)] == [str(cloud.underlay.machine + 1),
+                                                             str(cloud.underlay.machine + 2)]
+    assert processes.of_host(cloud, 1) == ["libvirtd", "network-host", "agent"]
+    assert processes.of_host(cloud, 2) == ["libvirtd-2", "network-host-2", "agent-2"]
+    for number, host in enumerate(cloud.hosts, 1):
+        assert f"live_migration_inbound_addr = {cloud.host_address(number)}\n" in cloud.config(host).read_text()
+        assert (cloud.state_folder(number) / "instances").resolve() == tmp_path / "instances"
 
 
 @pytest.fixture
@@ -92,6 +139,16 @@ def wire(tmp_path: Path) -> Iterator[Underlay]:
     made.remove()
     assert made.namespaces() == []
     assert made.tag not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+
+
+def await_true(question: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not question():
+        assert time.monotonic() < deadline
+
+
+def listening(address: str, port: int) -> socket.socket:
+    return socket.create_server((address, port))
 
 
 def reaches(wire: Underlay, number: int, other: int) -> bool:
@@ -110,3 +167,42 @@ def test_hosts_reach_each_other_and_what_is_broken_is_mended(wire: Underlay) -> 
     assert reaches(wire, 2, 1) and reaches(wire, 3, 2)
     wire.remove()
     wire.remove()
+
+
+def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Underlay) -> None:
+    wire = replace(wire, apart=True)
+    wire.make(2)
+    first = [wire.boot_id(number).read_text() for number in (1, 2)]
+    assert len(set(first)) == 2 and reaches(wire, 1, 2)
+    wire.plug(1, False)
+    assert (wire.is_plugged(1), wire.is_plugged(2), reaches(wire, 2, 1)) == (False, True, False)
+    wire.plug(1, True)
+    await_true(lambda: reaches(wire, 2, 1))
+    wire.remove_host(2)
+    assert (wire.exists(1), wire.exists(2), wire.is_plugged(2)) == (True, False, False)
+    wire.make(2)
+    assert [wire.boot_id(1).read_text() == first[0], wire.boot_id(2).read_text() == first[1]] == [True, False]
+    assert reaches(wire, 1, 2)
+
+
+def test_only_hosts_reach_hosts_and_only_root_their_libvirtd(wire: Underlay) -> None:
+    wire.make(2)
+    stranger = f"{wire.bridge}-9"       # goes with the others
+    for command in (f"ip netns add {stranger}", f"ip link add klv{wire.tag}-9 type veth peer name out netns {stranger}",
+                    f"ip link set klv{wire.tag}-9 up", f"ip address add 203.0.113.1/24 dev klv{wire.tag}-9",
+                    f"ip -netns {stranger} address add 203.0.113.2/24 dev out", f"ip -netns {stranger} link set out up",
+                    f"ip -netns {stranger} route add default via 203.0.113.1"):
+        subprocess.run(command.split(), check=True)
+    knock = [sys.executable, "-c", "import socket, sys; s = socket.socket(); s.settimeout(2); "
+                                   "sys.exit(s.connect_ex((sys.argv[1], int(sys.argv[2]))))"]
+
+    def meets(address: str, port: int, *before: str) -> str:
+        done = subprocess.run([*before, *knock, address, str(port)], check=False)
+        return {0: "open", errno.ECONNREFUSED: "refused"}.get(done.returncode, "silence")
+    inside = ("nsenter", f"--net=/run/netns/{stranger}")
+    with listening(str(wire.address(1)), 16509), listening("203.0.113.1", 16509):
+        assert meets("203.0.113.1", 16509, *inside) == "open"
+        assert meets(str(wire.address(1)), 16509, *inside) == "silence"
+        assert meets(str(wire.address(1)), 16509, "nsenter", f"--net=/run/netns/{wire.namespace(2)}") == "open"
+        assert meets(str(wire.address(1)), 16509) == "open"
+        assert meets(str(wire.address(1)), 16509, "setpriv", "--reuid=nobody", "--clear-groups") == "refused"

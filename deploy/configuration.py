@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes and the clients of one cloud on this machine are told: kilonova.conf, clouds.yaml.
+
+Used by ``Cloud.prepare`` in deploy/cloud.py, which writes them again at each start: everything follows from the facts
+of the cloud. Must stay true: what holds a secret is readable to its owner only.
+"""
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.libvirtd import uri
+
+if TYPE_CHECKING:
+    from deploy.cloud import Cloud
+
+HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
+
+
+def text(cloud: Cloud, host: str, number: int) -> str:
+    """The file of the cloud's first, second … host; the first one's is also that of the processes that are no
+    host's."""
+    sections: dict[str, dict[str, object]] = {
+        "DEFAULT": {"host": host, "state_dir": cloud.state_folder(number),
+                    "transport_url": cloud.broker_url or cloud.broker.url, "secret_key": cloud.password("sealing"),
+                    "shelved_offload_time": cloud.shelved_offload_time,
+                    "reclaim_instance_interval": cloud.reclaim_instance_interval},
+        "database": {"url": cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db"},
+        "api": {"host": cloud.address, "port": cloud.ports.api},
+        "conductor": {"fencing_hook": cloud.fencing_hook},
+        "agent": {"driver": cloud.driver, "libvirt_uri": uri(cloud.libvirt_folder(number)),
+                  "console_host": cloud.host_address(number)},
+        "migration": _migration(cloud, number),
+        "identity": {"auth_url": cloud.identity_url, "password": cloud.password("kilonova")},
+        "metadata": {"host": cloud.address, "port": cloud.ports.metadata,
+                     "proxy_shared_secret": cloud.password("metadata")},
+        "console": {"host": cloud.address, "port": cloud.ports.console, "public_url": cloud.console_url},
+        "placement": {"host": cloud.address, "port": cloud.ports.placement},
+    }
+    return HEAD + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
+                            for name, options in sections.items())
+
+
+def _migration(cloud: Cloud, number: int) -> dict[str, object]:
+    """Servers move between hosts that have addresses of their own also while they run; others share 127.0.0.1."""
+    if cloud.is_joined:
+        return {"live_migration_uri": "qemu+tcp://%s/system",
+                "live_migration_inbound_addr": cloud.host_address(number)}
+    return {"live_migration_inbound_addr": "127.0.0.1", "transfer_port": 0}
+
+
+def clouds(cloud: Cloud) -> str:
+    """clouds.yaml, of the users demo and admin. JSON is YAML: nothing needs quoting rules of its own."""
+    def entry(user: str, project: str) -> dict[str, object]:
+        auth = {"auth_url": cloud.identity_url, "username": user, "password": cloud.password(user),
+                "project_name": project, "user_domain_name": "Default", "project_domain_name": "Default"}
+        return {"auth": auth, "region_name": "RegionOne", "identity_api_version": 3}
+    return json.dumps({"clouds": {"kilonova": entry("demo", "demo"), "kilonova-admin": entry("admin", "admin")}},
+                      indent=1) + "\n"
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A file that only its owner may read, replaced as a whole."""
+    part = path.with_name(path.name + ".new")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    part.replace(path)
