@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Read by deploy/up, down and test: goes to the repository and sets $python to a Python 3.11, installing Debian's
+# Read by deploy/up, down, lab and test: goes to the repository and sets $python to a Python 3.11, installing Debian's
 # when there is none. Everything after this is Python.
 cd "$(dirname "$0")/.." || exit 1
 python=

@@ -27,20 +27,20 @@ TOTAL, CONTINUED = 17, "--continued"
 Step = tuple[str, Callable[[], str | None]]
 
 
-def begin(cloud: Cloud) -> int:
-    """Steps 1 to 3, then the others in the virtual environment."""
+def begin(cloud: Cloud, *command: str) -> int:
+    """Steps 1 to 3, then the others in the virtual environment, by this module of deploy.commands."""
     log = cloud.log("install")
     steps([("Look before touching anything", lambda: check(cloud)),
            ("Debian packages", lambda: packages.install(packages.for_up(), log)),
            ("Python environment", lambda: environment.make(environment.RUNTIME, log))], total=TOTAL)
     sys.stdout.flush()
-    done = subprocess.run([environment.PYTHON, "-m", "deploy.commands.up", CONTINUED], check=False,
-                          stdin=subprocess.DEVNULL, env=os.environ)
+    done = subprocess.run([environment.PYTHON, "-m", f"deploy.commands.{command[0]}", *command[1:], CONTINUED],
+                          check=False, stdin=subprocess.DEVNULL, env=os.environ)
     return done.returncode
 
 
-def go_on(cloud: Cloud) -> int:
-    """Steps 4 to 17."""
+def go_on(cloud: Cloud) -> str:
+    """Steps 4 to 17; returns how to go on."""
     from deploy.connectivity import Connectivity
     from deploy.seed import Seed
     seed = Seed(cloud)
@@ -62,17 +62,16 @@ def go_on(cloud: Cloud) -> int:
         ("Floating address and ssh", reach.login),
     ]
     steps(table, first=4, total=TOTAL)
-    say(f"""
+    return f"""
 It works. How to go on:
   export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
-  export PATH=$PATH:{VENV}/bin NO_PROXY=127.0.0.1 OS_CLOUD=kilonova KILONOVA_CONF={cloud.config()}
+  export PATH=$PATH:{VENV}/bin NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={cloud.config()}
   openstack server list
   openstack server create --image tiny --flavor m1.nano {reach.options} vm1
   openstack console url show first
   openstack --os-cloud kilonova-admin compute service list
   kilonova hosts{reach.line}
-Logs are in {cloud.home}/log; stop everything with ./deploy/down""")
-    return 0
+Logs are in {cloud.home}/log"""
 
 
 def prepare(cloud: Cloud) -> str:
@@ -122,7 +121,10 @@ def command(arguments: list[str]) -> int:
         raise Failure(f"./deploy/up takes no arguments: {' '.join(arguments)}",
                       "Set KILONOVA_HOME or KILONOVA_PORT_BASE in the environment; see README.md.")
     cloud = Cloud.from_environment()
-    return go_on(cloud) if arguments else begin(cloud)
+    if not arguments:
+        return begin(cloud, "up")
+    say(f"{go_on(cloud)}; stop everything with ./deploy/down")
+    return 0
 
 
 if __name__ == "__main__":
