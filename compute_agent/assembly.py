@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration of an agent names, made: its driver, its listener for consoles, its limits.
+"""What the configuration of an agent names, made: its driver, its listener for consoles, its service for files of
+servers that move, its limits.
 
 Called by ``compute_agent.service`` when the process starts. Must stay true: what the configuration asks for and this
 host does not have ends the process, and says what to do.
 """
 from __future__ import annotations
 
+import functools
+import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +16,14 @@ from pathlib import Path
 from oslo_config import cfg
 
 from common import config
-from compute_agent import cpu_sets, machine
+from compute_agent import cpu_sets, machine, verbs
 from compute_agent.consoles import Consoles
+from compute_agent.transfer import client, tls
+from compute_agent.transfer import service as transfer
 from compute_agent.virt.driver import Driver
+
+#: No host has this address; the way to it is the way to others.
+ELSEWHERE = ("192.0.2.1", 9)
 
 
 def make_driver(conf: cfg.ConfigOpts) -> Driver:
@@ -61,6 +69,32 @@ def make_consoles(conf: cfg.ConfigOpts, driver: Driver) -> Consoles:
     except OSError as problem:
         sys.exit(f"kilonova-agent: [agent] console_host {conf.agent.console_host}: {problem}; give an address of this "
                  "host that the console service reaches")
+
+
+def make_transfer(conf: cfg.ConfigOpts, driver: Driver) -> tuple[transfer.Service, verbs.PeerOpener]:
+    """The service that gives files to other hosts, and what reads theirs."""
+    options, address = conf.migration, own_address(conf)
+    try:
+        proof = tls.opened(options.transfer_cert, options.transfer_key, options.transfer_ca)
+        made = transfer.Service(driver, address, options.transfer_port, rate=options.transfer_rate, tls=proof)
+    except ValueError as problem:
+        sys.exit(f"kilonova-agent: {problem}")
+    except OSError as problem:
+        sys.exit(f"kilonova-agent: [migration] transfer_port {options.transfer_port} at {address}: {problem}; give a "
+                 "port that is free, and as live_migration_inbound_addr an address of this host that others reach")
+    return made, functools.partial(client.peer, tls=proof)
+
+
+def own_address(conf: cfg.ConfigOpts) -> str:
+    """Where other hosts reach this one: as configured, or the address that it would leave by."""
+    if conf.migration.live_migration_inbound_addr:
+        return str(conf.migration.live_migration_inbound_addr)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)        # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def copies_at_a_time(workers: int) -> int:

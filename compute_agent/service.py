@@ -256,16 +256,19 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
                   assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
                   assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations)
     consoles = assembly.make_consoles(conf, driver)
+    transfer, peer = assembly.make_transfer(conf, driver)
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
               "DISK_GB": conf.agent.disk_allocation_ratio}
     monitor = machine.Monitor() if conf.agent.compute_monitors else None
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor)
+    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor, peer,
+                {"transfer": transfer.start()})
     agent_rpc.serve(transport, conf.host, host)
     threads = [*host.start(conf.agent.workers), consoles.start()]
 
     def close() -> None:
         host.close()
         consoles.close()
+        transfer.close()
         for thread in threads:
             thread.join(timeout=5)
         transport.close()

@@ -2,6 +2,7 @@
 """What the configuration names is made, or the process ends and says what to do."""
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import pytest
 from oslo_config import cfg
 
 from common import config
-from common.models import Cell
+from common.models import Cell, Flavor, GuestSpec
 from compute_agent import assembly
+from compute_agent.virt.memory import QUIET
+
+SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[object]:
-    def write_and_load(*lines: str) -> cfg.ConfigOpts:
+    def write_and_load(*lines: str, migration: tuple[str, ...] = ()) -> cfg.ConfigOpts:
         path = tmp_path / "kilonova.conf"
-        path.write_text("\n".join(["[DEFAULT]", "host = h1", f"state_dir = {tmp_path}", "[agent]", *lines]) + "\n")
+        path.write_text("\n".join(["[DEFAULT]", "host = h1", f"state_dir = {tmp_path}", "[agent]", *lines,
+                                   "[migration]", *migration]) + "\n")
         return config.load(str(path))
     yield write_and_load
     config.CONF.clear()
@@ -50,3 +55,34 @@ def test_a_console_address_of_another_machine_ends_the_process(load) -> None:
     conf = load("driver = memory", "console_host = 192.0.2.1")
     with pytest.raises(SystemExit, match="console_host 192.0.2.1"):
         assembly.make_consoles(conf, assembly.make_driver(conf))
+
+
+HERE = "live_migration_inbound_addr = 127.0.0.1"
+
+
+def test_files_go_from_one_host_to_another_as_both_are_configured(load) -> None:
+    conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
+    driver = assembly.make_driver(conf)
+    driver.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET)
+    driver.offer(SERVER, 1, "open sesame", QUIET)
+    transfer, peer = assembly.make_transfer(conf, driver)
+    address = transfer.start()
+    assert address.startswith("127.0.0.1:")
+    reader = peer(address, SERVER, "open sesame")
+    assert [part.name for part in reader.parts()] == ["guest"]
+    assert b'"vcpus": 1' in b"".join(data for _, data in reader.read("guest"))
+    transfer.close()
+
+
+def test_a_host_has_an_address_although_none_is_configured(load) -> None:
+    assert ipaddress.ip_address(assembly.own_address(load()))
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    (("live_migration_inbound_addr = 192.0.2.1",), "transfer_port 16599 at 192.0.2.1"),
+    ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all or none"),
+    ((HERE, "transfer_cert = /n/c", "transfer_key = /n/k", "transfer_ca = /n/a"), "give PEM files")])
+def test_a_transfer_service_that_cannot_be_ends_the_process(load, lines: tuple[str, ...], said: str) -> None:
+    conf = load("driver = memory", migration=lines)
+    with pytest.raises(SystemExit, match=said):
+        assembly.make_transfer(conf, assembly.make_driver(conf))
