@@ -109,8 +109,7 @@ def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> No
 LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
     Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
          propose=moving.propose, apply=_claim, undo=moving.leave),
-    Step("offer", "of a guest that runs only what it cannot change", command=moving.offer, at=moving.source,
-         needed=moving.is_copied),
+    Step("offer", "of a guest that runs only what it cannot change", command=moving.offer, at=moving.source),
     Step("prepare", "the destination looks whether it can take the guest, before anything of it moves",
          command=_prepare, at=moving.dest, done=_prepared, abandon=True),
     Step("bind_there", "before it runs there, while the ports still work where it is", outside=networks.bind_there,

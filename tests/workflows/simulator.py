@@ -7,7 +7,7 @@ of ``settle`` is what the threads of the services would do.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,17 @@ from oslo_config import cfg
 from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.errors import NoAnswer
+from common.errors import Forbidden, NoAnswer, Unavailable
 from common.models import Cell, Command, Flavor, ImageRef, RequestSpec, Selection
-from common.store import actions, doctor, schema, server_groups
+from common.store import actions, doctor, migrations, schema, server_groups, services
 from common.store.engine import Store, now
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent
-from compute_agent.virt.driver import Run
+from compute_agent.verbs import PeerOpener, no_peer
+from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
 from conductor import reports, runner
 from conductor.saga import Engine
@@ -62,14 +63,31 @@ class Time:
         self.micros += int(seconds * SECOND)
 
 
+class OtherHost:
+    """A guest's files at another host of this thread (``virt.driver.Peer``)."""
+
+    def __init__(self, driver: MemoryDriver, server: str, secret: str) -> None:
+        self._driver, self._server, self._secret = driver, server, secret
+
+    def parts(self) -> list[Part]:
+        try:
+            return self._driver.parts(self._server, self._secret)
+        except Forbidden as refused:
+            raise VerbFailed(refused.text, retryable=True) from refused
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        return self._driver.read_part(self._server, self._secret, name)
+
+
 class Host:
     """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
 
-    def __init__(self, name: str, time: Time, images: Images, script: dict[str, list[Any]] | None = None) -> None:
-        self.name, self.time, self.images = name, time, images
-        self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script=script or {})
+    def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "") -> None:
+        self.name, self.time, self.images, self.peer = name, time, images, peer
+        self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage)
         self.driver.size = replace(self.driver.size, pcpus=4, cells=[
-            Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)])
+            Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)],
+            facts={**self.driver.size.facts, "transfer": name})
         self.journal = Journal(":memory:")
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
         self.restart()
@@ -81,7 +99,7 @@ class Host:
         """Carry out what is in hand."""
         while (work := self.agent.take()) is not None:
             tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer,
-                                Run(lambda name: None, lambda: work.cancelled))
+                                Run(lambda name: None, lambda: work.cancelled, lambda: work.wish), self.peer)
             self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
 
 
@@ -96,11 +114,12 @@ def _defaults() -> cfg.ConfigOpts:
 class Cloud:
     """The post between the parts is this object: see ``lose``."""
 
-    def __init__(self, store: Store, time: Time, hosts: int = 2) -> None:
+    def __init__(self, store: Store, time: Time, hosts: int = 2, storage: str = "") -> None:
         self.store, self.time = store, time
         schema.metadata.create_all(store.engine)
         self.images, self.networks = Images(), Networks()
-        self.hosts = {f"h{n}": Host(f"h{n}", time, self.images) for n in range(1, hosts + 1)}
+        self.cut: set[str] = set()
+        self.hosts = {f"h{n}": Host(f"h{n}", time, self.images, self.peer, storage) for n in range(1, hosts + 1)}
         self.scheduler = Proposals(Hosts(store, time), options(_defaults()))
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
@@ -114,6 +133,12 @@ class Cloud:
         """A conductor of this cloud."""
         return Engine(self.store, self.time, self, owner, **self.options)
 
+    def peer(self, address: str, server: str, secret: str) -> Peer:
+        """The files of a server at another host."""
+        if address in self.cut:
+            raise Unavailable(f"{address} does not answer")
+        return OtherHost(self.hosts[address].driver, server, secret)
+
     # --- the post ---
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         if self.lose("select"):
@@ -122,7 +147,7 @@ class Cloud:
 
     def do(self, host: str, commands: list[Command]) -> None:
         self.sent += [(host, command) for command in commands]
-        if not self.lose("do") and host in self.hosts:
+        if not self.lose("do") and host in self.hosts and host not in self.cut:
             self.hosts[host].agent.accept(from_wire(Command, to_wire(command)) for command in commands)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
@@ -148,8 +173,9 @@ class Cloud:
         self.advance()
         for host in list(self.hosts.values()):
             host.work()
-            self.sync(host)
-        sweep(self.engine, self.watch, list(self.hosts), True)
+            if host.name not in self.cut:
+                self.sync(host)
+        sweep(self.engine, self.watch, [name for name in self.hosts if name not in self.cut], True)
         self.time.pass_by(1)
 
     def advance(self) -> None:
@@ -203,6 +229,26 @@ class Cloud:
         sealed = self.engine.vault.seal(secrets) if secrets else None
         return self.store.write(lambda tx: actions.begin(tx, rows, server, context=USER, project_id="project",
                                                          args=args, secrets=sealed, changes=changes))
+
+    def move(self, server: str, key: str, flavor: Flavor | None = None, **args: Any) -> str:
+        """Ask for a move as the API does."""
+        kinds = {"resize": migrations.RESIZE, "migrate": migrations.MIGRATION, "os-migrateLive": migrations.LIVE,
+                 "evacuate": migrations.EVACUATION}
+        return self.store.write(lambda tx: migrations.begin(
+            tx, states.row(key), server, kinds[key], context=USER, args=args, project_id="project", new_flavor=flavor))
+
+    def close(self, server: str, key: str) -> str:
+        """Confirm or revert a move."""
+        return self.store.write(lambda tx: migrations.close(tx, states.row(key), server, context=USER))
+
+    def force_down(self, host: str, down: bool = True) -> None:
+        """An admin's word about a host."""
+        row = self.store.read(lambda tx: services.list_all(tx, host, services.COMPUTE))[0]
+        self.store.write(lambda tx: services.set_state(tx, row.uuid, forced_down=down))
+
+    def migration(self, server: str) -> Any:
+        """The last move of a server."""
+        return self.store.read(lambda tx: migrations.page(tx, server_id=server, limit=1))[0]
 
     def show(self, server: str) -> Any:
         return self.store.read(lambda tx: tx.execute(
