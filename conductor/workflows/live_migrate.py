@@ -125,7 +125,7 @@ LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
     Step("activate", "at once: from now on its frames are sent there", outside=networks.activate_there,
          apply=networks.written, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("leave", "what the source has of it is a debt", apply=_leave),
-    Step("forget", "the source's bindings of its ports, when nothing runs there any more",
+    Step("let_go", "the source's bindings of its ports, when nothing runs there any more",
          outside=networks.patiently(networks.forget_source), neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("finish", "last", apply=_done),
 ))
