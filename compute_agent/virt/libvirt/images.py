@@ -29,6 +29,7 @@ from common import errors
 from common.models import ImageRef
 from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES, Fetches
+from compute_agent.virt.libvirt.pump import PATIENCE, pumped
 
 #: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
 FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
@@ -36,8 +37,10 @@ HASHES = ("sha512", "sha256", "sha384", "blake2b")
 MEBIBYTE, GIBIBYTE, HEADER_BYTES = 1 << 20, 1 << 30, 64 << 10
 #: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with zeros.
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
-#: How long to wait for bytes, or for another fetch of the same image, before asking whether to go on.
-PATIENCE = 0.5
+
+
+class Missing(VerbFailed):
+    """The image service does not have the image, or does not give it away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class ImageCache:
                              details=f"{image.size} bytes needed in {self._folder}; free space or evict images")
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            with part.open("wb") as file, closing(_pumped(image.id, read_image, run)) as chunks:
+            with part.open("wb") as file, closing(_fetched(image.id, read_image, run)) as chunks:
                 for chunk in _checked(image, max_bytes, chunks):
                     file.write(chunk)
                     if image.size:
@@ -190,53 +193,19 @@ def _inspect_cached(path: Path, declared: str) -> int:
     return int(inspector.virtual_size)
 
 
-def _pumped(image_id: str, read_image: ImageReader, run: Run) -> Generator[bytes, None, None]:
-    """The reader's chunks, read by a thread of its own: one that hangs must not outlast a cancel."""
-    box: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=4)
-    left = threading.Event()
-
-    def pump() -> None:
-        last: Exception | None = None
-        try:
-            for chunk in read_image(image_id):
-                if not _put(box, chunk, left):
-                    return
-        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
-            last = error
-        _put(box, last, left)
-
-    threading.Thread(target=pump, name=f"fetch-{image_id}", daemon=True).start()
+def _fetched(image_id: str, read_image: ImageReader, run: Run) -> Generator[bytes, None, None]:
+    """The reader's chunks, and its errors in a verb's words."""
     try:
-        while True:
-            _stop_if_cancelled(run)
-            try:
-                item = box.get(timeout=PATIENCE)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, (VerbFailed, Cancelled, errors.Unavailable)):
-                raise item
-            if isinstance(item, errors.Problem):
-                raise VerbFailed(item.text, details=f"image {image_id}: {item!r}") from item
-            if isinstance(item, Exception):
-                raise VerbFailed("The image could not be fetched from the image service.", retryable=True,
-                                 details=f"image {image_id}: {type(item).__name__}: {item}") from item
-            yield item
-    finally:
-        left.set()
-
-
-def _put(box: queue.Queue[bytes | Exception | None], item: bytes | Exception | None,
-         left: threading.Event) -> bool:
-    """Put, unless the verb has left meanwhile."""
-    while not left.is_set():
-        try:
-            box.put(item, timeout=PATIENCE)
-            return True
-        except queue.Full:
-            continue
-    return False
+        with closing(pumped(f"fetch-{image_id}", lambda: read_image(image_id), run)) as chunks:
+            yield from chunks
+    except (VerbFailed, Cancelled, errors.Unavailable):
+        raise
+    except errors.Problem as problem:
+        kind = Missing if isinstance(problem, (errors.NotFound, errors.Forbidden)) else VerbFailed
+        raise kind(problem.text, details=f"image {image_id}: {problem!r}") from problem
+    except Exception as problem:
+        raise VerbFailed("The image could not be fetched from the image service.", retryable=True,
+                         details=f"image {image_id}: {type(problem).__name__}: {problem}") from problem
 
 
 def _key(image: ImageRef) -> str:
