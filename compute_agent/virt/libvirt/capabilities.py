@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 from common.models import JSON, Cell
 from compute_agent.cpu_sets import CpuSets, parse
@@ -34,6 +34,14 @@ def cpu_info(capabilities: str) -> JSON:
     return {"arch": cpu.findtext("arch", ""), "model": cpu.findtext("model", ""),
             "vendor": cpu.findtext("vendor", ""), "topology": sizes,
             "features": sorted(feature.get("name", "") for feature in cpu.findall("feature"))}
+
+
+def cpu_xml(cpu: JSON) -> str:
+    """A processor that ``cpu_info`` describes, in libvirt's words, its model alone."""
+    root = Element("cpu")
+    SubElement(root, "arch").text = cpu.get("arch", "")
+    SubElement(root, "model").text = cpu.get("model", "")
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 @dataclass(frozen=True, slots=True)

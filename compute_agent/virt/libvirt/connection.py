@@ -65,15 +65,28 @@ SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
 LIVE, STORED = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
 EXPAND_FEATURES = libvirt.VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES
 NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
+LEAVES = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
+#: A migration: between the two libvirtds, so that it outlives the agent; afterwards the domain is there and not here.
+MOVE = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_PERSIST_DEST
+        | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE)
+MOVE_DISKS, MOVE_UNCHECKED = libvirt.VIR_MIGRATE_NON_SHARED_INC, libvirt.VIR_MIGRATE_UNSAFE
+MOVE_CONVERGING, MOVE_POST_COPY = libvirt.VIR_MIGRATE_AUTO_CONVERGE, libvirt.VIR_MIGRATE_POSTCOPY
+MOVE_ENCRYPTED = libvirt.VIR_MIGRATE_TLS
+#: Its parameters.
+TO_ADDRESS, TO_BECOME, TO_BE_STORED = (libvirt.VIR_MIGRATE_PARAM_URI, libvirt.VIR_MIGRATE_PARAM_DEST_XML,
+                                       libvirt.VIR_MIGRATE_PARAM_PERSIST_XML)
+OF_DISKS, AT_MOST = libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on."""
+    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on. ``arriving``: it
+    is still another host's, from which its memory comes."""
 
     marks: Marks
     power_state: int
     saved: bool = False
+    arriving: bool = False
 
     @property
     def server(self) -> str:
@@ -100,6 +113,8 @@ class Connection:
         #: Servers whose domain changed; None when the connection was lost.
         self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._watchers: list[Callable[[str], None]] = []
+        #: Server -> what libvirt told at the end of its migration.
+        self._ended_jobs: dict[str, dict[str, Any]] = {}
         _turn_event_loop()
 
     def ask(self, what: str, work: Callable[[Any], Answer]) -> Answer:
@@ -127,6 +142,18 @@ class Connection:
             with _needing(domain.XMLDesc(0)):
                 _start_paused(domain) if paused else domain.create()
         self.on(server, "start the guest", create)
+
+    def move(self, server: str, uri: str, parameters: dict[str, Any], flags: int) -> None:
+        """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one that it needs there is
+        missing."""
+        def migrate(domain: Any) -> None:
+            with _needing(parameters[TO_BECOME]):
+                domain.migrateToURI3(uri, parameters, flags)
+        self.on(server, "move the guest", migrate)
+
+    def take_ended_job(self, server: str) -> dict[str, Any]:
+        """What libvirt told at the end of the guest's last migration from here, once; empty when it told nothing."""
+        return self._ended_jobs.pop(server, {})
 
     def attach(self, server: str, interface: str, flags: int) -> None:
         """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its bridge is missing."""
@@ -166,10 +193,10 @@ class Connection:
         self.on(server, "remove the guest's saved memory",
                 lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None)
 
-    def describe(self, server: str, stored: bool = False) -> str:
-        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is stored. Empty when
-        there is none."""
-        flags = libvirt.VIR_DOMAIN_XML_INACTIVE if stored else 0
+    def describe(self, server: str, stored: bool = False, portable: bool = False) -> str:
+        """The domain's XML: of the running guest when it runs, else (or when asked so) as it is stored. ``portable``:
+        in the words of another libvirtd that takes it over. Empty when there is none."""
+        flags = (libvirt.VIR_DOMAIN_XML_INACTIVE * stored) | (libvirt.VIR_DOMAIN_XML_MIGRATABLE * portable)
         return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
 
     def mark(self, server: str, **changed: Any) -> None:
@@ -248,6 +275,7 @@ class Connection:
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
         connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._changed, None)
+        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED, self._job_ended, None)
         return connection
 
     def _lost(self, connection: Any) -> None:
@@ -261,6 +289,10 @@ class Connection:
         server = domain.UUIDString()
         if domain.name() == domain_name(server):
             self._events.put(server)
+
+    def _job_ended(self, connection: Any, domain: Any, told: dict[str, Any], opaque: Any) -> None:
+        if told.get("operation") == LEAVES:
+            self._ended_jobs[domain.UUIDString()] = told
 
     def _tell(self) -> None:
         """The watchers' thread: events one by one; after a loss it reconnects and tells of all domains."""
@@ -286,6 +318,8 @@ def _found(domain: Any) -> Found | None:
         state, _ = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
+        # What we start is defined first; what comes from elsewhere is defined when all of it is here.
+        arriving = state == libvirt.VIR_DOMAIN_PAUSED and not domain.isPersistent()
     except libvirt.libvirtError as error:
         if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
             return None
@@ -293,7 +327,7 @@ def _found(domain: Any) -> Found | None:
     except ValueError as error:
         LOG.warning("%s", error)
         return None
-    return Found(marks, POWER_STATES.get(state, NOSTATE), saved)
+    return Found(marks, POWER_STATES.get(state, NOSTATE), saved, arriving)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from compute_agent.virt.driver import VerbFailed
-from compute_agent.virt.libvirt.domain_xml import SERIAL_SOCKET
+from compute_agent.virt.libvirt.domain_xml import SERIAL_SOCKETS
 
 LONGEST_PATH, LENGTH_OF_ID = 107, 36
 CONNECT_SECONDS = 5.0
@@ -19,21 +19,21 @@ CONNECT_SECONDS = 5.0
 
 def check_length(instances: Path) -> None:
     """Raises ValueError when the servers' folders below ``instances`` are too deep for a socket."""
-    excess = len(bytes(instances)) + LENGTH_OF_ID + len(SERIAL_SOCKET) + 2 - LONGEST_PATH
+    excess = len(bytes(instances)) + LENGTH_OF_ID + max(map(len, SERIAL_SOCKETS)) + 2 - LONGEST_PATH
     if excess > 0:
         raise ValueError(f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
                          "below it; take a shorter folder")
 
 
-def open_serial(folder: Path) -> socket.socket:
-    """A connection to the serial console of the guest that runs. VerbFailed when it has none."""
+def open_serial(path: str) -> socket.socket:
+    """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed when it has none."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     found.settimeout(CONNECT_SECONDS)
     try:
-        found.connect(str(folder / SERIAL_SOCKET))
+        found.connect(path)
     except OSError as error:
         found.close()
         raise VerbFailed("The server's serial console cannot be reached; a guest that was made before it had one gets "
-                         "it by a rebuild.", details=f"{folder / SERIAL_SOCKET}: {error}") from error
+                         "it by a rebuild.", details=f"{path or 'no socket'}: {error}") from error
     found.settimeout(None)
     return found

@@ -30,7 +30,7 @@ UNSPEAKABLE = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 KEPT = ("vif_model", "vif_queues", *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
         "require_quiesce")
 #: The marks that are numbers.
-NUMBERS = ("fence", "made", "rescue", "started")
+NUMBERS = ("fence", "made", "rescue", "started", "moving", "resumes")
 #: Where a rescue disk may be added.
 RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
@@ -40,8 +40,10 @@ SECOND = {"virtio": "b", "ide": "b"}
 #: The machine unless the image names one, and the processor of those that are emulated.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
-#: The socket of the serial console, beside its log; short, as the path of a socket must be.
-SERIAL_SOCKET = "tty"
+#: The socket of the serial console, beside its log; short, as the path of a socket must be. Two QEMUs have a guest
+#: for a moment when it moves while it runs, on shared storage in one folder, and the one that ends removes its socket:
+#: so the one that begins takes the other name.
+SERIAL_SOCKETS = ("tty", "tty2")
 PRODUCT = {"manufacturer": "Kilonova", "product": "OpenStack Compute", "family": "Virtual Machine"}
 
 ElementTree.register_namespace(PREFIX, NAMESPACE)
@@ -59,14 +61,17 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What we write on a domain: whose it is, the fence that started it; the fences of its last rebuild and of the
-    rescue that lasts (0: none); when it was started (seconds since the epoch); and the hardware options that count
-    when it is changed later, those of ``KEPT``."""
+    rescue that lasts (0: none); when it was started (seconds since the epoch); the fence of the live migration that it
+    is in, and whether its CPUs ran when that began (1), so that they go on at its end; and the hardware options that
+    count when it is changed later, those of ``KEPT``."""
 
     server: str
     fence: int
     made: int = 0
     rescue: int = 0
     started: int = 0
+    moving: int = 0
+    resumes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -200,7 +205,7 @@ def _consoles(devices: Element, log: Path) -> None:
     """The screen listens nowhere: libvirt hands over a connection to it. Keyboard and mouse come with it, on PS/2,
     which every guest can read. What is written to the serial console goes to its log whoever else reads it."""
     serial = SubElement(devices, "serial", type="unix")
-    SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKET)))
+    SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKETS[0])))
     SubElement(serial, "log", file=str(log), append="on")
     SubElement(serial, "target", port="0")
     SubElement(SubElement(devices, "graphics", type="vnc"), "listen", type="none")

@@ -14,16 +14,29 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Run, VerbFailed
+from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Peer, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES
 from compute_agent.virt.interfaces import plug
-from compute_agent.virt.libvirt import consoles, diagnostics, guest_agent, host, images, interfaces, power, snapshots
+from compute_agent.virt.libvirt import (
+    arrivals,
+    consoles,
+    diagnostics,
+    guest_agent,
+    host,
+    images,
+    interfaces,
+    layout,
+    live,
+    power,
+    snapshots,
+)
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.guests import Guests
 from compute_agent.virt.libvirt.images import ImageCache
@@ -43,7 +56,7 @@ class LibvirtDriver:
 
     def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, about: host.About | None = None,
                  image_ttl: float = 24 * 3600, image_fetches: int = FETCHES, patience: float = 60,
-                 config_drives: ConfigDrives | None = None) -> None:
+                 config_drives: ConfigDrives | None = None, migration: live.Options | None = None) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
@@ -53,6 +66,7 @@ class LibvirtDriver:
         self._asked_type = virt_type
         self._about = about or host.About()
         self._patience = patience
+        self._migration = migration or live.Options()
         if virt_type != "test":
             consoles.check_length(instances)
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
@@ -70,13 +84,14 @@ class LibvirtDriver:
 
     def inventory(self) -> HostInventory:
         facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
-        return host.inventory(facts, self._state_dir, self.virt_type, self._about)
+        found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
+        return replace(found, facts={**found.facts, "migration": self._migration.facts})
 
     def boot_id(self) -> str:
         return host.boot_id()
 
     def domains(self) -> list[DomainState]:
-        return [power.state(found) for found in self._libvirt.domains()]
+        return [power.state(found) for found in self._libvirt.domains() if not found.arriving]
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, run: Run) -> None:
         self._images.fetch(image, 0, read_image, run)
@@ -161,6 +176,19 @@ class LibvirtDriver:
         self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
 
+    def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
+                        run: Run) -> dict[str, Any]:
+        return self._patiently(run, lambda: arrivals.prepare(
+            self._libvirt, self._guests, self._images, self._migration, spec, peer, shared, cpu, read_image, run))
+
+    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
+        disk = None if shared else self._guests.folder(spec.server) / "disk"
+        return self._patiently(run, lambda: live.migrate(
+            self._libvirt, spec, to, disk, functools.partial(arrivals.described_there, spec, to), self._migration, run))
+
+    def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
+        return power.state(self._patiently(run, lambda: arrivals.arrived(self._libvirt, self._guests, spec, run)))
+
     def console_output(self, server: str, limit: int) -> str:
         log = self._guests.folder(server) / "console.log"
         # virtlogd turns the log over when it is long: the end of the older part stands in ".0".
@@ -175,7 +203,7 @@ class LibvirtDriver:
         self._found_active(server)
         if kind == VNC:
             return self._libvirt.open_screen(server)
-        return consoles.open_serial(self._guests.folder(server))
+        return consoles.open_serial(layout.serial_socket(self._libvirt.describe(server)))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         self._libvirt.watch(changed)

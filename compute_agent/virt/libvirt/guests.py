@@ -93,7 +93,7 @@ class Guests:
         if found is None or found.marks.made != spec.fence:
             wanted(spec)
             plugs(spec.interfaces)
-            _open(folder)
+            open_folder(folder)
             disk, drive = _own(folder, spec), folder / "config.new"
             try:
                 self._prepare(spec, spec.image, disk, read_image, run)
@@ -159,7 +159,7 @@ class Guests:
         folder = self.folder(spec.server)
         found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
         if found is None or not (found.active or found.saved):
-            _open(folder)
+            open_folder(folder)
             image = self._fetch(spec, spec.image, read_image, run)
             run.phase("making disks")
             disks.make(folder, image, spec.flavor.root_gb)
@@ -203,7 +203,8 @@ class Guests:
             raise errors.NoAnswer(f"{cause}; and what was made could not be removed: {error}") from error
 
 
-def _open(folder: Path) -> None:
+def open_folder(folder: Path) -> None:
+    """Have a server's folder: QEMU may enter it, whoever it runs as."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
 

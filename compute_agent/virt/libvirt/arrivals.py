@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest that comes while it runs: what must be here before, and what it becomes when it is here.
+
+Called by ``virt.libvirt.driver``; ``live`` is the other end. Before the migration begins whatever could keep it from
+ending well is refused with its reason, and what it does not bring is laid out: base image, config drive, a disk to be
+filled. Must stay true: nothing here starts a guest from its disk, and files under a running guest are not touched.
+"""
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import errors
+from common.models import JSON, Fitting, GuestSpec, ImageRef
+from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, Run, VerbFailed
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.libvirt import capabilities, disks, layout, live, power
+from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection, Found
+from compute_agent.virt.libvirt.guests import Guests, Home, described, open_folder
+from compute_agent.virt.libvirt.hardware_xml import Place
+from compute_agent.virt.libvirt.images import GIBIBYTE, MEBIBYTE, Cached, ImageCache
+from compute_agent.virt.wanted import wanted
+
+LOG = logging.getLogger(__name__)
+#: What libvirt calls the command line of QEMU.
+COMMAND_LINE = "qemu-argv"
+#: Seconds in which a guest whose migration is over must be here, whole.
+SETTLE_SECONDS, LOOK_EVERY = 10.0, 0.2
+#: What another host gives of a guest that runs.
+BASE, CONFIG = "base", "config"
+
+
+def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: live.Options, spec: GuestSpec,
+            peer: Peer, shared: bool, cpu: JSON, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    """Whether the guest can come; if so its files are here but for what the migration brings. Returns what the source
+    needs to know."""
+    home = guests.home(spec)
+    _refuse(libvirt, options, spec, home, cpu)
+    if run.cancelled():
+        raise Cancelled
+    if shared:
+        if not (home.folder / "disk").exists():
+            raise VerbFailed("The server's files are not on the storage of this host.", retryable=True,
+                             details=f"no {home.folder / 'disk'}, though both hosts say that they share storage")
+    else:
+        _lay_out(home.folder, images, spec, peer, read_image, run)
+    libvirt.undefine(spec.server)       # a description of when it was here before
+    place = home.place
+    return {**options.facts, "folder": str(home.folder), "virt_type": home.virt_type,
+            "config_drive_is_disk": home.config_drive_is_disk, "cpus": list(place.cpus),
+            "shared_cpus": {str(cell): list(cpus) for cell, cpus in place.shared.items()},
+            "most_shares": place.most_shares}
+
+
+def described_there(spec: GuestSpec, to: Mapping[str, Any], running: str, found: Found) -> str:
+    """The guest that runs here as the host which said ``to`` shall have it. VerbFailed when it cannot."""
+    kind = layout.virt_type(running)
+    if kind != to["virt_type"]:
+        raise VerbFailed(f"The server runs under {kind} and the destination runs servers under {to['virt_type']}; it "
+                         "can be moved without live migration.", retryable=True)
+    fitting = spec.fitting or Fitting()
+    place = Place(tuple(fitting.cells), tuple(fitting.devices),
+                  {int(cell): tuple(cpus) for cell, cpus in to["shared_cpus"].items()}, tuple(to["cpus"]),
+                  to["most_shares"])
+    home = Home(Path(to["folder"]), kind, place, to["config_drive_is_disk"])
+    return layout.arriving(described(spec, home, found.marks.made), running, replace(found.marks, fence=spec.fence))
+
+
+def arrived(libvirt: Connection, guests: Guests, spec: GuestSpec, run: Run) -> Found:
+    """The guest that came runs here, or waits as it did there, and is defined as ``spec`` says."""
+    found, deadline = libvirt.find(spec.server), time.monotonic() + SETTLE_SECONDS
+    while found is not None and found.arriving and time.monotonic() < deadline:
+        if run.cancelled():
+            raise Cancelled
+        time.sleep(LOOK_EVERY)
+        found = libvirt.find(spec.server)
+    if found is not None and found.arriving:
+        libvirt.destroy(spec.server)    # it never ran here: its source has it, whole
+        found = None
+    if found is None:
+        raise VerbFailed("The server did not arrive on this host.", details=f"libvirt knows no domain {spec.server}")
+    if found.power_state == PAUSED and found.marks.resumes:
+        libvirt.resume(spec.server)
+    libvirt.define(layout.placed(described(spec, guests.home(spec), found.marks.made), libvirt.describe(spec.server)))
+    libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0)
+    return power.find(libvirt, spec.server)
+
+
+def _refuse(libvirt: Connection, options: live.Options, spec: GuestSpec, home: Home, cpu: JSON) -> None:
+    """All that could be known now to go wrong later."""
+    if not options.uri:
+        raise VerbFailed("The host takes no servers in while they run.", retryable=True,
+                         details="set [migration] live_migration_uri in its configuration")
+    wanted(spec)
+    plugs(spec.interfaces)
+    if spec.fitting and spec.fitting.devices:
+        raise VerbFailed("The server holds a device of its host and cannot be moved while it runs.",
+                         details=", ".join(spec.fitting.devices))
+    if (found := libvirt.find(spec.server)) and found.active:
+        raise VerbFailed("A guest of the server is on the host already.", retryable=True,
+                         details=f"power state {found.power_state}, fence {found.fence}")
+    if lacking := lacks(libvirt, cpu):
+        raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
+    xml = described(spec, home, made=0)
+    try:
+        # What it would be started with: QEMU here has what is asked for.
+        libvirt.ask("make the hardware", lambda connection: connection.domainXMLToNative(COMMAND_LINE, xml, 0))
+    except VerbFailed as refused:
+        raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
+                         retryable=True) from refused
+
+
+def lacks(libvirt: Connection, cpu: JSON) -> list[str]:
+    """What a CPU, as ``cpu_info`` describes it, has and this host's has not; sorted. Of the features of its model only
+    those that libvirt knows of count."""
+    if not cpu:
+        return []
+    ours = capabilities.cpu_info(libvirt.ask("describe its CPU", lambda connection: str(connection.getCapabilities())))
+    if cpu.get("arch") != ours.get("arch"):
+        return [f"the architecture {cpu.get('arch')}"]
+    return sorted(_features(libvirt, cpu) - _features(libvirt, ours))
+
+
+def _features(libvirt: Connection, cpu: JSON) -> set[str]:
+    """Those that are named, and those of the model."""
+    named = set(cpu.get("features", ()))
+    model = capabilities.cpu_xml(cpu)
+    return named | set(capabilities.GuestCpu("").features(libvirt.ask(
+        f"spell out the CPU {cpu.get('model')}", lambda connection: connection.baselineCPU([model], EXPAND_FEATURES))))
+
+
+def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read_image: ImageReader, run: Run) -> None:
+    """Base, an empty disk of its size, and the config drive as the guest knows it."""
+    needed, free = spec.flavor.root_gb * GIBIBYTE, shutil.disk_usage(folder.parent).free
+    if free < needed:
+        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's disk may take "
+                         f"{needed / GIBIBYTE:.0f}.", retryable=True)
+    open_folder(folder)
+    image = None
+    if spec.image:
+        image = _image(images, spec.image, needed, peer, read_image, run)
+    run.phase("making disks")
+    disk = disks.described(folder, image.format if image else None)
+    try:
+        disks.prepare(disk, image, spec.flavor.root_gb)
+        disks.adopt(disk)
+    finally:
+        disks.abandon(disk)
+    if spec.config_drive:
+        _receive(peer, CONFIG, folder / "config", run)
+
+
+def _image(images: ImageCache, image: ImageRef, most: int, peer: Peer, read_image: ImageReader, run: Run) -> Cached:
+    """From the image service; one that is not there any more, from the guest's own host."""
+    try:
+        return images.fetch(image, most, read_image, run)
+    except (VerbFailed, errors.Unavailable) as problem:
+        LOG.info("image %s comes from the server's host: %s", image.id, problem)
+        return images.fetch(image, most, lambda _: _contents(peer, BASE), run)
+
+
+def _receive(peer: Peer, name: str, path: Path, run: Run) -> None:
+    """One file, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        for chunk in _contents(peer, name):
+            if run.cancelled():
+                raise Cancelled
+            file.write(chunk)
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _contents(peer: Peer, name: str) -> Iterator[bytes]:
+    """All bytes of a part, holes as zeros."""
+    size, at = next((part.size for part in peer.parts() if part.name == name), None), 0
+    if size is None:
+        raise VerbFailed("The server's host does not have the files that the guest needs here.", retryable=True,
+                         details=f"no part {name!r}")
+    for offset, data in itertools.chain(peer.read(name), [(size, b"")]):
+        while at < offset:
+            hole = min(offset - at, MEBIBYTE)
+            yield bytes(hole)
+            at += hole
+        if data:
+            yield data
+            at += len(data)
