@@ -79,7 +79,7 @@ class Settings:
     """The options that handlers need. default_schedule_zone: where servers go that name no zone. pci_aliases: what
     flavors call PCI devices, and their (vendor, product). answer_patience: seconds that an answer waits for a step;
     reclaim_interval: seconds that a deleted server can be restored; console_url: where browsers reach the console
-    service."""
+    service; fencing: can the conductor make sure that a silent host's guests are dead?"""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -93,6 +93,7 @@ class Settings:
     reclaim_interval: int = 0
     console_url: str = "http://127.0.0.1:6080"
     console_token_seconds: int = 600
+    fencing: bool = False
     quota: Mapping[str, int] = field(default_factory=lambda: {
         "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
         "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,

@@ -13,14 +13,19 @@ EVERY_STATE = ("building", "active", "stopped", "paused", "suspended", "error", 
                "resized", "shelved", "shelved_offloaded")
 REBOOTABLE = ("rebooting", "reboot_pending", "reboot_started", "rebooting_hard", "pausing", "unpausing", "suspending",
               "resuming")
+#: What is being done to a server that stays where it is, and has a host.
+STAYING = ("powering-on", "powering-off", "rebooting", "reboot_pending", "reboot_started", "rebooting_hard", "pausing",
+           "suspending", "resuming", "rescuing", "unrescuing", "rebuilding", "rebuild_block_device_mapping",
+           "rebuild_spawning", "image_snapshot_pending", "image_snapshot", "image_uploading", "image_backup",
+           "updating_password")
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 
 
 @dataclass(frozen=True)
 class Rule:
     """One action. vm: the states it starts from, None: every one. tasks: the task_states beside None, ANY: all.
-    who: the least persona, member or admin. lockable: a lock refuses it to all but admins. during: the task_state
-    meanwhile, "=": as it was. ok: the status of a success."""
+    who: the least persona, member, manager or admin. lockable: a lock refuses it to all but admins. during: the
+    task_state meanwhile, "=": as it was. ok: the status of a success."""
 
     body: Any
     vm: str | None = None
@@ -59,12 +64,20 @@ ALL: dict[str, Rule] = {
     "shelve": Rule(None, "active stopped paused suspended", during="shelving"),
     "shelveOffload": Rule(None, "shelved", who="admin", during="shelving_offloading"),
     "unshelve": Rule(None, "shelved shelved_offloaded", during="unshelving"),
+    "resize": Rule({"flavorRef": "2"}, "active stopped", during="resize_prep"),
+    "migrate": Rule(None, "active stopped", who="manager", during="resize_prep"),
+    "confirmResize": Rule(None, "resized", ok=204),
+    "revertResize": Rule(None, "resized", during="resize_reverting"),
+    "os-migrateLive": Rule({"host": None, "block_migration": False, "disk_over_commit": False}, "active paused",
+                           who="manager", during="migrating"),
+    "evacuate": Rule({}, "active stopped error", STAYING, who="admin", during="rebuilding", ok=200),
     "restore": Rule(None, "soft-delete", during="restoring"),
     "forceDelete": Rule(None, tasks=ANY, during="deleting"),
     "delete": Rule(None, tasks=ANY, during="deleting", ok=204),
 }
 #: token -> what they are to a server of PROJECT
-PERSONAS = {"user": "member", "stranger": "stranger", "reader": "reader", "admin": "admin"}
+PERSONAS = {"user": "member", "stranger": "stranger", "reader": "reader", "manager": "manager", "admin": "admin"}
+_RANKS = ("member", "manager", "admin")
 
 
 def status(name: str, persona: str, vm_state: str, task_state: str | None, locked: bool) -> int:
@@ -72,7 +85,7 @@ def status(name: str, persona: str, vm_state: str, task_state: str | None, locke
     rule = ALL[name]
     if persona == "stranger":
         return 404
-    if persona == "reader" or rule.who == "admin" and persona != "admin":
+    if persona == "reader" or _RANKS.index(persona) < _RANKS.index(rule.who):
         return 403
     if locked and rule.lockable and persona != "admin":
         return 409

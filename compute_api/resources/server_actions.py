@@ -19,12 +19,20 @@ from compute_api import microversions, passwords, waiting
 from compute_api.asking import ask
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
-from compute_api.resources import consoles, floating_ips, security_groups, server_preparing, server_rebuild
+from compute_api.resources import (
+    consoles,
+    floating_ips,
+    security_groups,
+    server_moves,
+    server_preparing,
+    server_rebuild,
+)
 from compute_api.schemas import server_actions as schemas
 
 #: What an action makes of its body, by the body's key; others need nothing.
 PREPARERS: dict[str, server_preparing.Prepare] = {
-    **server_preparing.PREPARERS, **security_groups.PREPARERS, "rebuild": server_rebuild.prepare}
+    **server_preparing.PREPARERS, **security_groups.PREPARERS, **server_moves.PREPARERS,
+    "rebuild": server_rebuild.prepare}
 #: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
 REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
     ("resetNetwork", Range(), falcon.HTTPGone),
@@ -49,11 +57,12 @@ def act(request: Request, server: Any) -> Answer:
                       args=prepared.args)
         return Answer(None, row.success)
     action_id = request.write(
-        actions.begin, rows, server.id, context=request.context, project_id=request.scope, args=prepared.args,
+        prepared.begin, rows, server.id, context=request.context, project_id=request.scope, args=prepared.args,
         secrets=passwords.sealed(request.services.vault, prepared.password), changes=prepared.changes)
     request.services.bell.ring()
-    if row.answer_after is not None:
-        _wait(request, action_id, row.answer_after)
+    step = prepared.answer_after or row.answer_after
+    if step is not None:
+        _wait(request, action_id, step, prepared.failure)
     return prepared.answer() if prepared.answer is not None else Answer(None, row.success)
 
 
@@ -78,13 +87,14 @@ def _rows(key: str, request: Request) -> list[states.Action]:
     return meant
 
 
-def _wait(request: Request, action_id: str, step: str) -> None:
+def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
     """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
     slots = request.services.wait_slots
     if not slots.acquire(blocking=False):
         return
     try:
-        waiting.for_step(request.services.store, action_id, step, patience=request.services.settings.answer_patience)
+        waiting.for_step(request.services.store, action_id, step, failure=failure,
+                         patience=request.services.settings.answer_patience)
     finally:
         slots.release()
 

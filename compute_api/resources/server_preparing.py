@@ -13,6 +13,7 @@ from typing import Any
 
 from common import errors, ids, states
 from common.clients.image import OWN_KEYS
+from common.store import actions
 from common.store.servers import loads
 from common.wire import to_wire
 from compute_api import passwords
@@ -22,6 +23,7 @@ from compute_api.resources import destinations
 from compute_api.resources import server_parts as parts
 
 _API = "os_compute_api:"
+Begin = Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,18 @@ class Prepared:
     """An action that was understood.
 
     args: frozen facts for the workflow. password: sealed into the action's row. changes: columns of the server.
-    answer: makes the answer when the action has been begun; None: an empty one.
+    answer: makes the answer when the action has been begun; None: an empty one. begin: what begins it in the store,
+    called as ``actions.begin``. answer_after: the step that the answer waits for, where the row's own word is not all;
+    failure: the error that its failure is.
     """
 
     args: dict[str, Any] = field(default_factory=dict)
     password: str | None = field(default=None, repr=False)
     changes: dict[str, Any] = field(default_factory=dict)
     answer: Callable[[], Answer] | None = None
+    begin: Begin = actions.begin
+    answer_after: str | None = None
+    failure: type[errors.Problem] = errors.Conflict
 
 
 def nothing(request: Request, server: Any, given: Any) -> Prepared:
@@ -154,7 +161,8 @@ def _unshelve(request: Request, server: Any, given: Any) -> Prepared:
 
 
 Prepare = Callable[[Request, Any, Any], Prepared]
-#: By the body's key; others need ``nothing``, and a rebuild is a story of its own, in ``server_rebuild``.
+#: By the body's key; others need ``nothing``. Rebuilds and moves are stories of their own: ``server_rebuild``,
+#: ``server_moves``.
 PREPARERS: dict[str, Prepare] = {
     "rescue": _rescue, "changePassword": _change_password, "createImage": _create_image,
     "createBackup": _create_backup, "lock": _lock, "unlock": _unlock, "os-resetState": _reset_state,

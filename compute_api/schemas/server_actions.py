@@ -24,6 +24,8 @@ from compute_api.validation import Document, Versioned, drop, put
 _LENGTH: Document = {"anyOf": [integer(-1), {"type": "null"}]}
 _NULL: Document = {"type": "null"}
 _PASSWORD: Document = {"type": "string", "maxLength": 255}
+_SOME_HOST: Document = {**HOST, "type": ["string", "null"]}
+_BLOCK_MIGRATION: Document = {"enum": [*BOOLEAN["enum"], "auto"]}
 _IMAGE: Document = {"name": NAME, "metadata": METADATA}
 
 
@@ -42,7 +44,7 @@ BODY = Versioned({"type": "object"})
 BY_KEY: dict[str, Versioned] = {
     **{key: _plain(key) for key in (
         "os-start", "os-stop", "pause", "unpause", "suspend", "resume", "unrescue", "restore", "forceDelete", "shelve",
-        "shelveOffload")},
+        "shelveOffload", "confirmResize", "revertResize")},
     "reboot": Versioned(wrapped("reboot", record(
         {"type": {"enum": ["HARD", "Hard", "hard", "SOFT", "Soft", "soft"]}}, ("type",)))),
     "os-getConsoleOutput": Versioned(wrapped("os-getConsoleOutput", record({"length": _LENGTH}))),
@@ -79,4 +81,24 @@ BY_KEY: dict[str, Versioned] = {
         ("2.77", put("unshelve", _or_null(record({"availability_zone": NAME}, ("availability_zone",))))),
         ("2.91", put("unshelve", _or_null(record(
             {"availability_zone": _or_null(NAME), "host": HOST}, minProperties=1))))),
+    "resize": Versioned(wrapped("resize", record({
+        "flavorRef": {"type": ["string", "integer"], "minLength": 1, "maxLength": 255},
+        "OS-DCF:diskConfig": DISK_CONFIG}, ("flavorRef",)))),
+    "migrate": Versioned(
+        wrapped("migrate", ANY),
+        ("2.56", put("migrate", {**record({"host": _SOME_HOST}), "type": ["object", "null"]}))),
+    "os-migrateLive": Versioned(
+        wrapped("os-migrateLive", record(
+            {"host": _SOME_HOST, "block_migration": BOOLEAN, "disk_over_commit": BOOLEAN},
+            ("host", "block_migration", "disk_over_commit"))),
+        ("2.25", put("os-migrateLive", record({"host": _SOME_HOST, "block_migration": _BLOCK_MIGRATION},
+                                              ("host", "block_migration")))),
+        ("2.30", put("os-migrateLive/force", BOOLEAN)),
+        ("2.68", drop("os-migrateLive/force"))),
+    "evacuate": Versioned(
+        wrapped("evacuate", record(
+            {"host": HOST, "onSharedStorage": BOOLEAN, "adminPass": _PASSWORD}, ("onSharedStorage",))),
+        ("2.14", put("evacuate", record({"host": HOST, "adminPass": _PASSWORD}))),
+        ("2.29", put("evacuate/force", BOOLEAN)),
+        ("2.68", drop("evacuate/force"))),
 }

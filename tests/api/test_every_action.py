@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from common import states
+from common import ids, states
 from common.models import Interface
 from common.store import schema
 from common.wire import to_wire
@@ -27,12 +28,25 @@ CASES = [case for case in itertools.product(
 
 @pytest.fixture
 def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tuple[Cloud, str]:
-    """A cloud that refuses no action for what it lacks, and a server with a port in the group "web"."""
+    """A cloud that refuses no action for what it lacks, and a server with a port in the group "web", that was moved."""
     cloud: Cloud = make_cloud(secret_key="k", networks=networks)
+    cloud.add_host("host2")
     server, red = cloud.create(), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)])
     cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.migrations), {
+            "uuid": ids.new(), "server_id": server, "action_id": ids.new(), "project_id": PROJECT, "user_id": "u1",
+            "type": "resize", "status": "finished", "source_host": "host2", "dest_host": "host1", "old_flavor": {},
+            "new_flavor": {}, "was": "active", "created_at": 0, "updated_at": 0})
     return cloud, server
+
+
+def prepare(cloud: Cloud, server: str, name: str, vm_state: str, **values: Any) -> None:
+    """What the rules take for granted: there is a move to end, and a host is down where that is asked for."""
+    cloud.rest(server, vm_state, **values)
+    cloud.change(schema.migrations, schema.migrations.c.source_host == "host2", status="finished")
+    cloud.change(schema.services, schema.services.c.host == "host1", forced_down=name == "evacuate")
 
 
 def ask(cloud: Cloud, server: str, name: str, token: str = "user") -> Any:
@@ -47,8 +61,8 @@ def test_a_sample_over_http(furnished_cloud: tuple[Cloud, str]) -> None:
     cloud, server = furnished_cloud
     asked, wrong = set(), []
     for name, vm_state, task_state, locked, token in CASES:
-        cloud.rest(server, vm_state, task_state=task_state, action="held" if task_state else None, locked=locked,
-                   locked_by="owner" if locked else None)
+        prepare(cloud, server, name, vm_state, task_state=task_state, action="held" if task_state else None,
+                locked=locked, locked_by="owner" if locked else None)
         before = cloud.rows(schema.servers)[0]
         answer = ask(cloud, server, name, token)
         after = cloud.rows(schema.servers)[0]
@@ -96,7 +110,7 @@ def test_the_same_request_again_is_refused_or_changes_nothing_more(furnished_clo
     """As a client does that never saw the answer."""
     cloud, server = furnished_cloud
     rule = allowed.ALL[name]
-    cloud.rest(server, (rule.vm or "active").split()[0])
+    prepare(cloud, server, name, (rule.vm or "active").split()[0])
     assert ask(cloud, server, name, "admin").status_code == rule.ok
     first = cloud.rows(schema.servers)[0]
     again = ask(cloud, server, name, "admin").status_code

@@ -25,7 +25,8 @@ CALLERS = {
     "user": RequestContext("u1", PROJECT, ("member", "reader"), "req-1"),
     "reader": RequestContext("u2", PROJECT, ("reader",), "req-2"),
     "stranger": RequestContext("u3", "q" * 32, ("member", "reader"), "req-3"),
-    "admin": RequestContext("a1", "admins", ("admin",), "req-4")}
+    "admin": RequestContext("a1", "admins", ("admin",), "req-4"),
+    "manager": RequestContext("u4", PROJECT, ("manager",), "req-5")}
 WORDS = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
 TASKS: list[str | None] = [None, *sorted(WORDS - set(states.VM_STATES))]
 NAMES = pytest.mark.parametrize("name", sorted(allowed.ALL))
