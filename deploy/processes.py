@@ -45,8 +45,8 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
     for number, host in enumerate(cloud.hosts, 1) if cloud.driver == "libvirt" else ():
         network = [str(cloud.namespace(number) or OWN_NETWORK), host, cloud.host_address(number)]
         yield _program(cloud, numbered("libvirtd", number), [
-            sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve", str(cloud.libvirt_folder(number)),
-            *(network if cloud.is_joined else [])])
+            *_inside(cloud, number), sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve",
+            str(cloud.libvirt_folder(number)), *(network if cloud.is_joined else [])])
 
 
 def _standalone(cloud: Cloud) -> Iterator[Program]:
@@ -75,10 +75,19 @@ def _own(cloud: Cloud) -> Iterator[Program]:
     for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
         yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")])
     for number, host in enumerate(cloud.hosts, 1):
-        network = cloud.namespace(number)
-        inside = [PYTHON, str(ROOT / "deploy/inside.py"), str(network), host, str(cloud.underlay.boot_id(number))]
         yield _program(cloud, numbered("agent", number),
-                       [*(inside if network else []), str(VENV / "bin/kilonova-agent")], host)
+                       [*_inside(cloud, number), str(VENV / "bin/kilonova-agent")], host)
+
+
+def _inside(cloud: Cloud, number: int) -> list[str]:
+    """What stands before a command so that it runs on a host with a namespace; other hosts' folders are not there."""
+    network = cloud.namespace(number)
+    if network is None:
+        return []
+    others = [str(folder(other)) for other, _ in enumerate(cloud.hosts, 1) if other != number
+              for folder in (cloud.state_folder, cloud.libvirt_folder)]
+    return [sys.executable, str(ROOT / "deploy/inside.py"), str(network), cloud.hosts[number - 1],
+            str(cloud.underlay.boot_id(number)), *others, "--"]
 
 
 def of_host(cloud: Cloud, number: int) -> list[str]:

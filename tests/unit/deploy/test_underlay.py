@@ -89,7 +89,8 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     assert f"--net={network}" in second and not any("--net=" in word for word in first)
     assert programs["libvirtd"][-3:] == ["/proc/self/ns/net", "h1", str(cloud.underlay.address(1))]
     assert programs["libvirtd-2"][-3:] == [network, "h2", str(cloud.underlay.address(2))]
-    assert programs["agent-2"][2:5] == [network, "h2", str(cloud.underlay.boot_id(2))] and len(programs["agent"]) == 1
+    assert programs["agent-2"][2:8] == [network, "h2", str(cloud.underlay.boot_id(2)), str(cloud.state_folder(1)),
+                                        str(cloud.libvirt_folder(1)), "--"] and len(programs["agent"]) == 1
     assert "--no-hosts" in {program.name: program.command for program in Cloud(
         tmp_path, driver="memory", networks=True).programs()}["network"]
 
