@@ -50,11 +50,18 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent import config_drive
     from compute_agent.virt.libvirt.driver import LibvirtDriver
     from compute_agent.virt.libvirt.host import About
+    from compute_agent.virt.libvirt.live import Options
     options = conf.agent
     about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
                   cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices))
+    moving = conf.migration
+    migration = Options(
+        uri=moving.live_migration_uri, address=own_address(conf), bandwidth=moving.live_migration_bandwidth,
+        completion_timeout=moving.live_migration_completion_timeout,
+        timeout_action=moving.live_migration_timeout_action, auto_converge=moving.live_migration_permit_auto_converge,
+        post_copy=moving.live_migration_permit_post_copy, native_tls=moving.live_migration_with_native_tls)
     return LibvirtDriver(options.libvirt_uri, conf.state_dir, virt_type=options.virt_type, about=about,
-                         image_fetches=options.max_concurrent_image_fetches,
+                         image_fetches=options.max_concurrent_image_fetches, migration=migration,
                          config_drives=config_drive.opened(options.config_drive_format, config.vendor_data(conf)))
 
 

@@ -180,6 +180,8 @@ class _Leave:
     def figures(self) -> dict[str, Any]:
         """What has travelled, and how long libvirt was at it."""
         told = self._libvirt.take_ended_job(self._server) or self._told
+        if told:
+            self._run.measured(_counted(told))
         return {"bytes": int(told.get("memory_processed", 0)) + int(told.get("disk_processed", 0)),
                 "job_seconds": int(told.get("time_elapsed", 0)) / 1000}
 
@@ -187,7 +189,7 @@ class _Leave:
         if not (told := self.job()):
             return
         self._told = told
-        self._run.measured({name: int(told.get(name, 0)) for name in COUNTED})
+        self._run.measured(_counted(told))
         what = "memory" if told.get("memory_total") else "disk"
         total, left = (int(told.get(f"{what}_{part}", 0)) for part in ("total", "remaining"))
         self._run.phase(f"moving {what} {100 * (total - left) // total if total else 0} %")
@@ -245,3 +247,7 @@ class _Leave:
         if found is not None and found.arriving:
             raise errors.NoAnswer("It is not known whether the guest arrives: the destination still waits for it.")
         return found is not None and found.active
+
+
+def _counted(told: dict[str, Any]) -> dict[str, int]:
+    return {name: int(told.get(name, 0)) for name in COUNTED}
