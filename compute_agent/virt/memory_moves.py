@@ -108,10 +108,8 @@ class MemoryMoves(MemoryHost):
                         run: Run) -> dict[str, Any]:
         after = self._begin("prepare_arrival", spec.server, run)
         self._refuse_what_cannot_be(spec)
-        lacking = set(cpu.get("features", ())) - set(self.size.cpu_info.get("features", ()))
-        if lacking:
-            raise VerbFailed(f"The CPU of this host lacks {', '.join(sorted(lacking))}, which the server may use.",
-                             retryable=True)
+        if lacking := _lacking(self.size.cpu_info, cpu):
+            raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
         peer.parts()
         with self._lock:
             if shared and spec.server not in self.storage:
@@ -265,6 +263,13 @@ class MemoryMoves(MemoryHost):
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _lacking(ours: dict[str, Any], cpu: dict[str, Any]) -> list[str]:
+    """What ``cpu`` has and ours has not."""
+    if "arch" in cpu and cpu["arch"] != ours.get("arch"):
+        return [f"the architecture {cpu['arch']}"]
+    return sorted(set(cpu.get("features", ())) - set(ours.get("features", ())))
 
 
 def _contents(guest: Guest) -> dict[str, bytes]:

@@ -12,9 +12,11 @@ import pytest
 
 from deploy import libvirtd
 from tests.contract.network_lab import lab, network_hosts
+from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
 from tests.contract.virt_rigs import Rig, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 
 __all__ = ["lab", "network_hosts"]
+QEMU = pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 
@@ -26,16 +28,35 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def private_libvirtd() -> Iterator[Path]:
     """A libvirtd for this module alone, because one of its tests kills it."""
-    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if missing and os.environ.get("KILONOVA_TEST"):
-        pytest.fail(f"not installed: {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
+    _demand_tools()
     folder = Path(tempfile.mkdtemp(prefix="kn-virt-"))
     libvirtd.start(folder)
     yield folder
     libvirtd.stop(folder)
     assert not libvirtd.is_running(folder)
+    _leave_nothing(folder)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    """Two real hosts, for this module alone."""
+    _demand_tools()
+    folder = Path(tempfile.mkdtemp(prefix="kn-"))
+    made = Machines(folder)
+    yield made
+    made.end()
+    _leave_nothing(folder)
+
+
+def _demand_tools() -> None:
+    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing and os.environ.get("KILONOVA_TEST"):
+        pytest.fail(f"not installed: {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
+
+
+def _leave_nothing(folder: Path) -> None:
     assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)] == []
     shutil.rmtree(folder)
 
@@ -47,7 +68,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-@pytest.fixture(params=["memory", "test", pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)])
+@pytest.fixture(params=["memory", "test", QEMU])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     match request.param:
         case "memory":
@@ -61,3 +82,39 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             made = qemu_rig(short, libvirtd.uri(folder), request.getfixturevalue("bootable"))
     yield made
     made.clean()
+
+
+def _made_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> Iterator[Pair]:
+    match request.param:
+        case "memory":
+            made = memory_pair(folder, shared)
+        case "test":
+            pytest.importorskip("libvirt")
+            made = libvirt_test_pair(folder, shared)
+        case _:
+            made = request.getfixturevalue("machines").pair(request.getfixturevalue("bootable"), shared)
+    yield made
+    made.clean()
+
+
+@pytest.fixture(params=["memory", "test", QEMU])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Two hosts with disks of their own."""
+    yield from _made_pair(request, tmp_path, shared=False)
+
+
+@pytest.fixture(params=["memory", "test", QEMU])
+def sharing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Two hosts with their disks on the same storage."""
+    yield from _made_pair(request, tmp_path, shared=True)
+
+
+@pytest.fixture(params=[False, True], ids=["local", "shared"])
+def shared(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=["memory", QEMU])
+def live(request: pytest.FixtureRequest, tmp_path: Path, shared: bool) -> Iterator[Pair]:
+    """Two hosts of both kinds, between which guests can move while they run; libvirt's mock-up cannot do that."""
+    yield from _made_pair(request, tmp_path, shared)

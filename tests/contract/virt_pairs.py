@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts of a kind, and a guest that goes from one to the other: memory, libvirt's mock-up, real QEMU.
+
+A pair holds two rigs of ``virt_rigs`` and reads the files of the one for the other, with whatever may happen to them on
+their way. Real hosts have a network namespace and a libvirtd each, and a wire between them.
+"""
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from common.models import Flavor, GuestSpec
+from compute_agent.virt.driver import Part, Run, VerbFailed
+from compute_agent.virt.memory import MemoryDriver
+from deploy import libvirtd
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, await_true
+
+SECRET = "the right one"
+LARGER = Flavor("2", "m1.micro", 1, 160, 2)
+GIBIBYTE = 1 << 30
+#: A libvirt without guests of its own, apart from every other connection's.
+NODE = ("<node><cpu><mhz>1000</mhz><model>x86_64</model><active>2</active><nodes>1</nodes><sockets>1</sockets>"
+        "<cores>2</cores><threads>1</threads></cpu><memory>8388608</memory></node>")
+Road = Callable[[Iterator[tuple[int, bytes]]], Iterator[tuple[int, bytes]]]
+
+
+def straight(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Nothing happens on the way."""
+    return data
+
+
+class Reader:
+    """A ``Peer``: the files as the other driver gives them, after a ``road``."""
+
+    def __init__(self, rig: Rig, server: str, secret: str, road: Road) -> None:
+        self._rig, self._server, self._secret, self._road = rig, server, secret, road
+
+    def parts(self) -> list[Part]:
+        return self._rig.driver.parts(self._server, self._secret)
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        return self._road(self._rig.driver.read_part(self._server, self._secret, name))
+
+
+class Pair:
+    """``shared``: both have their disks on the same storage."""
+
+    def __init__(self, source: Rig, destination: Rig, shared: bool) -> None:
+        self.source, self.destination, self.shared = source, destination, shared
+
+    @property
+    def rigs(self) -> tuple[Rig, Rig]:
+        return self.source, self.destination
+
+    def peer(self, server: str, secret: str = SECRET, road: Road = straight) -> Reader:
+        return Reader(self.source, server, secret, road)
+
+    # --- a guest that is off ---
+    def off_with_canary(self) -> GuestSpec:
+        """At the source: off, offered, with a canary on its disk. Its next fence is 2."""
+        spec = self.source.boot_with_canary()
+        self.source.driver.ensure_stopped(spec.server, 1, BOOT_SECONDS, QUIET)
+        self.source.driver.offer(spec.server, 1, SECRET, QUIET)
+        return replace(spec, fence=2)
+
+    def received(self, spec: GuestSpec, road: Road = straight, run: Run = QUIET) -> int:
+        """The destination has the files: how many bytes travelled."""
+        peer = None if self.shared else self.peer(spec.server, road=road)
+        told = self.destination.driver.receive(spec, peer, self.destination.read_image, run)
+        return int(told["bytes"])
+
+    def booted_there(self, spec: GuestSpec) -> bool:
+        """Install and start at the destination; whether the canary is on its disk."""
+        before = said(self.destination, spec.server).count("guest: booting")
+        self.destination.driver.install(spec, True, QUIET)
+        return self.destination.has_canary(spec.server, before + 1)
+
+    # --- a guest that runs ---
+    def counting(self) -> GuestSpec:
+        """At the source: runs, counts in its memory, and is offered. Its next fence is 2."""
+        spec = self.source.boot(ready=True, user_data=TICKS)
+        if isinstance(self.source.driver, MemoryDriver):
+            self.source.driver.write_memory(spec.server, "tick", "7")
+            self.source.driver.write_file(spec.server, "canary", "canary")
+        elif self.source.real:
+            await_true(lambda: ticks(self.source, spec.server) > 3, BOOT_SECONDS,
+                       lambda: self.source.console(spec.server)[-500:])
+        self.source.driver.offer(spec.server, 1, SECRET, QUIET)
+        return replace(spec, fence=2)
+
+    def goes_on(self, spec: GuestSpec, ticked: int) -> None:
+        """At the destination the same memory counts on, never booted there."""
+        assert said(self.destination, spec.server).count("guest: booting") <= (
+            1 if self.shared or not self.source.real else 0)
+        if isinstance(self.destination.driver, MemoryDriver):
+            guest = self.destination.driver.guests[spec.server]
+            assert (guest.memory, guest.disk, guest.boots) == ({"tick": "7"}, {"canary": "canary"}, 1)
+        else:
+            await_true(lambda: ticks(self.destination, spec.server) > ticked + 3, BOOT_SECONDS,
+                       lambda: said(self.destination, spec.server)[-500:])
+
+    def clean(self) -> None:
+        self.destination.servers = self.source.servers
+        for rig in self.rigs:
+            rig.clean()
+
+
+def said(rig: Rig, server: str) -> str:
+    """The guest's console; nothing when it has none here yet."""
+    try:
+        return rig.console(server)
+    except VerbFailed:
+        return ""
+
+
+def ticks(rig: Rig, server: str) -> int:
+    """How far a real guest says that it has counted."""
+    lines = [line.split() for line in said(rig, server).replace("\r", "").split("\n")[:-1] if line.startswith("tick ")]
+    return int(lines[-1][1]) if lines else 0
+
+
+def disk_gb(rig: Rig, server: str) -> int:
+    """The size of the server's disk, whether or not it has a domain."""
+    if isinstance(rig.driver, MemoryDriver):
+        return (rig.driver.files | rig.driver.guests)[server].root_gb
+    told = subprocess.run(["qemu-img", "info", "--force-share", "--output=json",
+                           rig.folder / "instances" / server / "disk"], check=True, capture_output=True)
+    return int(json.loads(told.stdout)["virtual-size"]) // GIBIBYTE
+
+
+# --- roads ---
+def cut(problem: Exception) -> Road:
+    """The connection is lost after the first bytes."""
+    def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        yield next(data)
+        raise problem
+    return road
+
+
+def stalled(letting_go: threading.Event, seconds: float) -> Road:
+    """After the first bytes nothing comes; who reads waits so long before they are told so."""
+    def road(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        at, first = next(data)
+        yield at, first
+        while not letting_go.wait(seconds):
+            yield at + len(first), b""
+    return road
+
+
+def trickling(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Few bytes at a time, for ever so long."""
+    for at, chunk in data:
+        for begin in range(0, len(chunk), 16):
+            time.sleep(0.02)
+            yield at + begin, chunk[begin:begin + 16]
+
+
+# --- kinds ---
+def memory_pair(folder: Path, shared: bool) -> Pair:
+    shelf = str(uuid.uuid4()) if shared else ""
+
+    def rig(name: str) -> Rig:
+        return Rig("memory", folder / name, lambda: MemoryDriver(
+            name, state_file=folder / name / "guests", read_images=True, storage=shelf), b"image" * 1000, "raw")
+    return Pair(rig("h1"), rig("h2"), shared)
+
+
+def libvirt_test_pair(folder: Path, shared: bool) -> Pair:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+    node = folder / "node.xml"
+    node.write_text(NODE)
+
+    def rig(name: str) -> Rig:
+        home = folder if shared else folder / name
+        return Rig("test", home, lambda: LibvirtDriver(f"test://{node}", home, "test"), b"image" * 1000, "raw")
+    return Pair(rig("h1"), rig("h2"), shared)
+
+
+class Machines:
+    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live below it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = [f"kv{number}-{uuid.uuid4().hex[:6]}" for number in (1, 2)]
+        self.addresses = ["10.251.7.1", "10.251.7.2"]
+        for name in self.names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "-n", self.names[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns",
+            self.names[1])
+        for name, address in zip(self.names, self.addresses, strict=True):
+            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wire")
+            run("ip", "-n", name, "link", "set", "wire", "up")
+            libvirtd.start(self.home(name), host=(Path("/run/netns", name), name), address=address)
+
+    def home(self, name: str) -> Path:
+        return self.folder / name[:3]
+
+    def pair(self, image: Path, shared: bool) -> Pair:
+        from compute_agent.virt.libvirt.driver import LibvirtDriver
+        from compute_agent.virt.libvirt.live import Options
+        place = Path(tempfile.mkdtemp(prefix="p", dir=self.folder))
+
+        def rig(name: str, address: str) -> Rig:
+            home = place if shared else place / name[:3]
+            uri, options = libvirtd.uri(self.home(name)), Options("qemu+tcp://%s/system", address)
+            return Rig("qemu", home, lambda: LibvirtDriver(uri, home, migration=options), image.read_bytes(), "qcow2")
+        source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
+        return Pair(source, destination, shared)
+
+    def end(self) -> None:
+        for name in self.names:
+            libvirtd.stop(self.home(name))
+            run("ip", "netns", "delete", name)
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
