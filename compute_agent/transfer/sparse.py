@@ -12,6 +12,7 @@ from errno import ENXIO
 from pathlib import Path
 
 MEBIBYTE = 1 << 20
+SYNC_EVERY = 128 * MEBIBYTE
 
 
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
@@ -47,6 +48,9 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> int:
                 done = os.pwrite(file.fileno(), view, offset)
                 offset, view = offset + done, view[done:]
             written += len(piece)
+            if written // SYNC_EVERY != (written - len(piece)) // SYNC_EVERY:
+                # All at the end would take longer than a cancel may.
+                os.fdatasync(file.fileno())
         os.fsync(file.fileno())
     return written
 

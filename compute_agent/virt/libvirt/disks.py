@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: a qcow2 overlay on its image, and the only place that runs qemu-img.
 
-Called by ``guests`` and ``snapshots``. The server's folder holds a hard link ``base`` to the cached image and the
-overlay ``disk`` on it. qemu-img is told every format and size, never opens the image itself, has limits on memory
-and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
+Called by ``guests``, ``moves``, ``arrivals`` and ``snapshots``. The server's folder holds a hard link ``base`` to the
+cached image and the overlay ``disk`` on it. qemu-img is told every format and size, never opens the image itself, has
+limits on memory and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
 Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again.
 """
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from compute_agent.virt.libvirt import qcow2
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached
 
@@ -52,25 +53,77 @@ def prepare(disk: Disk, image: Cached | None, root_gb: int) -> None:
     size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
     if size == 0:
         raise VerbFailed("A server without an image needs a flavor with a root disk.")
+    _link(disk, image)
+    _create(disk.path, disk.base, disk.base_format, size)
+
+
+def take_in(disk: Disk, image: Cached | None, root_gb: int) -> None:
+    """What another host sent, aside as ``.part``, becomes a disk over our own base, of at least ``root_gb`` GiB. Its
+    header is inspected before any program opens it: VerbFailed when that says more than it should. Repeatable."""
+    _link(disk, image)
+    part = aside(disk.path)
+    known = _inspected(part, disk)
+    if disk.base and known.backing != str(disk.base):
+        # -u: neither the base that it names nor ours is opened.
+        _qemu_img("rebase", "-u", "-f", "qcow2", "-b", str(disk.base), "-F", disk.base_format, str(part))
+    base = Disk(part, aside(disk.base) if disk.base else None, disk.base_format)
+    _grow(base, known, root_gb)
+    _sync(part)
+
+
+def require(disk: Disk) -> None:
+    """VerbFailed unless its files are here."""
+    if missing := [str(path) for path in (disk.path, disk.base) if path and not path.exists()]:
+        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {', '.join(missing)}")
+
+
+def grow(disk: Disk, root_gb: int) -> None:
+    """The disk, which is not in use, has at least ``root_gb`` GiB; it never shrinks. Repeatable."""
+    _grow(disk, _inspected(disk.path, disk), root_gb)
+
+
+def _grow(disk: Disk, known: qcow2.Header, root_gb: int) -> None:
+    if known.virtual_size < root_gb * GIBIBYTE:
+        _qemu_img("resize", "-q", f"json:{json.dumps(_chain(disk))}", str(root_gb * GIBIBYTE))
+
+
+def _inspected(path: Path, disk: Disk) -> qcow2.Header:
+    """The header of the disk in this file: it refers to the base that the server's disk has on any host, and to
+    nothing else."""
+    try:
+        known = qcow2.read(path)
+        # Where the folders of servers are is each host's own; what is below is not.
+        expected = f"/{disk.base.parent.name}/{disk.base.name}" if disk.base else ""
+        if (disk.base is None and known.backing) or not known.backing.endswith(expected):
+            raise ValueError(f"it stands on {known.backing!r}, not on {expected!r}")
+        if disk.base and known.backing_format != disk.base_format:
+            raise ValueError(f"its base is said to be {known.backing_format!r}, not {disk.base_format!r}")
+    except ValueError as problem:
+        raise VerbFailed("The server's disk is not one that this host may open.",
+                         details=f"{path}: {problem}; see what wrote it") from problem
+    return known
+
+
+def _link(disk: Disk, image: Cached | None) -> None:
+    """The base, aside."""
     if image and disk.base:
-        part = _part(disk.base)
+        part = aside(disk.base)
         part.unlink(missing_ok=True)
         # The second name also tells the cache that the image is used.
         os.link(image.path, part)
-    _create(disk.path, disk.base, disk.base_format, size)
 
 
 def adopt(disk: Disk) -> None:
     """Give what ``prepare`` made its names, in place of what had them. The disk comes last: until then the old one
     stands on a base that is not its own, and whoever asked for the new one must ask again."""
     if disk.base:
-        part = _part(disk.base)
+        part = aside(disk.base)
         os.replace(part, disk.base)
         # Renaming onto another name of the same file leaves both, by POSIX.
         part.unlink(missing_ok=True)
     else:
         disk.path.with_name("base").unlink(missing_ok=True)
-    os.replace(_part(disk.path), disk.path)
+    os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
 
 
@@ -78,7 +131,7 @@ def abandon(disk: Disk) -> None:
     """Remove what ``prepare`` made and nobody adopted."""
     for path in (disk.path, disk.base):
         if path:
-            _part(path).unlink(missing_ok=True)
+            aside(path).unlink(missing_ok=True)
 
 
 def discard(folder: Path, *names: str) -> None:
@@ -93,8 +146,8 @@ def discard(folder: Path, *names: str) -> None:
 
 def convert(disk: Disk, target: Path, run: Run) -> None:
     """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must not be in use."""
-    chain = _layer(disk.path, "qcow2", _layer(disk.base, disk.base_format, None) if disk.base else None)
-    command = [*PATIENT_LIMITS, "qemu-img", "convert", "-p", "-O", "qcow2", f"json:{json.dumps(chain)}", str(target)]
+    command = [*PATIENT_LIMITS, "qemu-img", "convert", "-p", "-O", "qcow2", f"json:{json.dumps(_chain(disk))}",
+               str(target)]
     with tempfile.TemporaryFile() as said, subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as process:
         try:
@@ -107,6 +160,11 @@ def convert(disk: Disk, target: Path, run: Run) -> None:
         reason = said.read(1000).decode(errors="replace").strip()
     if status != 0:
         raise VerbFailed("The host could not copy the disk.", details=f"qemu-img ended with {status}: {reason}")
+
+
+def _chain(disk: Disk) -> dict[str, object]:
+    """The disk in QEMU's words, every file of it with its format, so that no header decides what is opened."""
+    return _layer(disk.path, "qcow2", _layer(disk.base, disk.base_format, None) if disk.base else None)
 
 
 def _layer(path: Path, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
@@ -129,12 +187,13 @@ def _follow(process: subprocess.Popen[bytes], run: Run) -> None:
             run.phase(f"copying disk {int(percent[-1])} %")
 
 
-def _part(path: Path) -> Path:
+def aside(path: Path) -> Path:
+    """Where a file is made before it has its name."""
     return path.with_name(f"{path.name}.part")
 
 
 def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
-    part = _part(disk)
+    part = aside(disk)
     part.unlink(missing_ok=True)
     # -u: the inspector has already read the image's size, so that qemu-img need not open it.
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []

@@ -13,7 +13,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Peer, Run, VerbFailed
+from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Part, Peer, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import (
@@ -34,6 +34,7 @@ from compute_agent.virt.libvirt import (
     interfaces,
     layout,
     live,
+    moves,
     power,
     snapshots,
 )
@@ -175,6 +176,31 @@ class LibvirtDriver:
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
         self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
+
+    def offer(self, server: str, fence: int, secret: str, run: Run) -> dict[str, Any]:
+        folder = self._guests.folder(server)
+        return self._patiently(run, lambda: moves.offer(self._libvirt, folder, server, fence, secret))
+
+    def parts(self, server: str, secret: str) -> list[Part]:
+        return moves.parts(self._libvirt, self._guests.folder(server), server, secret)
+
+    def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+        return moves.read_part(self._libvirt, self._guests.folder(server), server, secret, name)
+
+    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        folder = self._guests.folder(spec.server)
+        self._patiently(run, lambda: self._guests.check(spec))
+        moves.prepare(self._images, folder, spec, read_image, run)
+        return {}
+
+    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
+        folder = self._guests.folder(spec.server)
+        self._patiently(run, lambda: power.refuse_active(self._libvirt, spec.server))
+        return moves.receive(self._images, folder, spec, peer, read_image, run)
+
+    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        moves.withdraw(self._guests.folder(spec.server))
+        return self._patiently(run, lambda: self._guests.install(spec, runs, run))
 
     def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
                         run: Run) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.libvirt import disks, interface_xml, interfaces, power
-from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.connection import Connection, Found
 from compute_agent.virt.libvirt.domain_xml import (
     RESCUE_BUSES,
     RESCUE_DEVICES,
@@ -36,6 +37,8 @@ from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
 from compute_agent.virt.wanted import wanted
 
 RESCUE = "rescue"
+#: What libvirt calls the command line of QEMU.
+COMMAND_LINE = "qemu-argv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +78,30 @@ class Guests:
         """The server's guest, running. After VerbFailed nothing of it is left."""
         self.folder(spec.server)
         wanted(spec)
-        try:
+        with self._definite(spec.server, self.remove):
             return self._make(spec, read_image, run)
-        except (Cancelled, errors.Unavailable):
-            raise
-        except Exception as error:
-            self._clean_up(spec.server, error)
-            if isinstance(error, VerbFailed):
-                raise
-            raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
-                             details=f"{type(error).__name__}: {error}") from error
+
+    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        """A domain over the files that are here. After VerbFailed nothing of it runs."""
+        wanted(spec)
+        disks.require(_own(self.folder(spec.server), spec))
+        found = self._libvirt.find(spec.server)
+        if found and found.active and found.fence != spec.fence:
+            raise VerbFailed("The server's guest was started on this host meanwhile; stop it first.",
+                             details=f"it runs with fence {found.fence}, not {spec.fence}")
+        with self._definite(spec.server, self._end):
+            return self._install(spec, found, runs, run)
+
+    def check(self, spec: GuestSpec) -> None:
+        """VerbFailed, before anything is made, when the host cannot make the server's hardware."""
+        xml = described(spec, self.home(spec), made=0)
+        if self._virt_type() == "test":
+            return      # libvirt's mock-up has no command line of QEMU
+        try:
+            self._libvirt.ask("make the hardware", lambda libvirt: libvirt.domainXMLToNative(COMMAND_LINE, xml, 0))
+        except VerbFailed as refused:
+            raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
+                             retryable=True) from refused
 
     def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
         """A new disk and config drive in place of the old ones, once for this fence."""
@@ -170,6 +187,20 @@ class Guests:
             interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, run)
         return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
 
+    def _install(self, spec: GuestSpec, found: Found | None, runs: bool, run: Run) -> DomainState:
+        plugged = plugs(spec.interfaces)
+        if found is None or not found.active:
+            self._end(spec.server)      # memory that was saved is another description's
+            drive = self.folder(spec.server) / "config"
+            if spec.config_drive and not drive.exists():
+                self._config_drives.build(spec, drive)
+            self._define(spec, made=found.marks.made if found else 0)
+        elif runs:
+            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, run)
+        if runs:
+            return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
+        return power.state(power.find(self._libvirt, spec.server))
+
     def _prepare(self, spec: GuestSpec, image: ImageRef | None, disk: Disk, read_image: ImageReader, run: Run) -> None:
         """Fetch the image and make the disk aside; the last moment to cancel."""
         cached = self._fetch(spec, image, read_image, run)
@@ -195,12 +226,22 @@ class Guests:
         if self._libvirt.find(server) is not None:
             power.pull_plug(self._libvirt, server)
 
-    def _clean_up(self, server: str, cause: Exception) -> None:
-        """After a definite failure nothing may be left; while that is not sure, it was not definite."""
+    @contextmanager
+    def _definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
+        """A failure is VerbFailed, and definite: what was made is undone; while that is not sure, it is NoAnswer."""
         try:
-            self.remove(server)
-        except (VerbFailed, OSError) as error:
-            raise errors.NoAnswer(f"{cause}; and what was made could not be removed: {error}") from error
+            yield
+        except (Cancelled, errors.Unavailable):
+            raise
+        except Exception as error:
+            try:
+                undo(server)
+            except (VerbFailed, OSError) as another:
+                raise errors.NoAnswer(f"{error}; and what was made could not be removed: {another}") from another
+            if isinstance(error, VerbFailed):
+                raise
+            raise VerbFailed("The host could not make the server's guest; its log says more.", retryable=True,
+                             details=f"{type(error).__name__}: {error}") from error
 
 
 def open_folder(folder: Path) -> None:

@@ -36,6 +36,14 @@ def find_active(libvirt: Connection, server: str) -> Found:
     return found
 
 
+def refuse_active(libvirt: Connection, server: str) -> None:
+    """VerbFailed when a QEMU here has the server's disk."""
+    found = libvirt.find(server)
+    if found and found.active:
+        raise VerbFailed("The server runs on this host.",
+                         details=f"power state {found.power_state}, fence {found.fence}")
+
+
 def start(libvirt: Connection, server: str, fence: int, run: Run, paused: bool = False) -> DomainState:
     """Make the domain run under this fence; one that is paused or saved goes on where it was. With ``paused`` one that
     is off is started with CPUs that wait, and one that is paused stays so."""

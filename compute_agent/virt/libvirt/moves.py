@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's files on their way between hosts: what one host gives, and what becomes of it at the other.
+
+Called by ``virt.libvirt.driver``; ``arrivals`` takes base and config drive of a guest that comes while it runs. The
+parts are ``config``, ``base`` (the image, which a host may have when the image service has it no more) and ``disk``,
+the overlay alone, as the file it is. The offer is a file in the server's folder: who may read, by the hash of a secret,
+and the fence under which it was made.
+Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and again while it is read;
+and what another host sent has its own name here only when it is whole, inspected, and stands on our own base.
+"""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from common import errors
+from common.models import GuestSpec
+from compute_agent.transfer import sparse
+from compute_agent.virt.driver import Cancelled, ImageReader, Part, Peer, Run, VerbFailed
+from compute_agent.virt.libvirt import disks, power, snapshots
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.guests import open_folder
+from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache, Missing
+from compute_agent.virt.libvirt.pump import pumped
+
+LOG = logging.getLogger(__name__)
+OFFER, CONFIG, BASE, DISK = "offer", "config", "base", "disk"
+LONGEST_OFFER, LOOK_EVERY = 4096, 1.0
+
+
+# --- at the source ---
+def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> dict[str, Any]:
+    """Let whoever brings the secret read; how much there is."""
+    found = power.find(libvirt, server)
+    if found.saved:
+        raise VerbFailed("The server is suspended, and its memory cannot move with its files; resume it first.")
+    _write(folder / OFFER, json.dumps({"sha256": _hash(secret), "fence": fence}).encode())
+    return {"bytes": sum(part.bytes for part in parts(libvirt, folder, server, secret))}
+
+
+def withdraw(folder: Path) -> None:
+    """Nobody may read any more."""
+    (folder / OFFER).unlink(missing_ok=True)
+
+
+def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
+    """What may be read with the secret. Raises errors.Forbidden."""
+    return [Part(name, path.stat().st_size, sparse.data_bytes(path))
+            for name, path in _offered(libvirt, folder, server, secret).items()]
+
+
+def read_part(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+    """The data of a part, as long as it may be read. Raises errors.Forbidden, errors.NotFound."""
+    path = _offered(libvirt, folder, server, secret).get(name)
+    if path is None:
+        raise errors.NotFound("The server has no such file.")
+    looked = time.monotonic()
+    for piece in sparse.pieces(path, path.stat().st_size):
+        if time.monotonic() - looked > LOOK_EVERY:
+            _still_offered(libvirt, folder, server, secret, name)
+            looked = time.monotonic()
+        yield piece
+    # Once more, so that whoever has read to the end knows that nothing was written meanwhile.
+    _still_offered(libvirt, folder, server, secret, name)
+
+
+def _still_offered(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> None:
+    if name not in _offered(libvirt, folder, server, secret):
+        raise errors.Forbidden("The server was started while its disk was read.")
+
+
+def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
+    """Name -> file. Of a guest that is active only what it cannot change."""
+    try:
+        with (folder / OFFER).open("rb") as file:
+            told = json.loads(file.read(LONGEST_OFFER))
+    except FileNotFoundError:
+        told = {"sha256": "", "fence": -1}
+    found = libvirt.find(server)
+    is_right = hmac.compare_digest(told["sha256"], _hash(secret))
+    if not is_right or found is None or found.fence > told["fence"]:
+        raise errors.Forbidden("Nothing of the server is offered under this secret.")
+    _, disk = snapshots.own_disk(libvirt.describe(server, stored=True), folder / DISK)
+    files = {CONFIG: folder / CONFIG, **({BASE: disk.base} if disk.base else {}),
+             **({} if found.active else {DISK: disk.path})}
+    return {name: path for name, path in files.items() if path.exists()}
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+# --- at the destination ---
+def require_space(folder: Path, count: int) -> None:
+    """VerbFailed unless the file system that has (or will have) the folder has so many bytes free."""
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    if free < count:
+        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
+                         f"{count / GIBIBYTE:.1f}.", retryable=True, details=f"free space in {folder.parent}")
+
+
+def prepare(images: ImageCache, folder: Path, spec: GuestSpec, read_image: ImageReader, run: Run) -> None:
+    """Space and base image, unless storage is shared and the files are here."""
+    if (folder / DISK).exists():
+        return
+    require_space(folder, spec.flavor.root_gb * GIBIBYTE)
+    try:
+        _fetch(images, spec, read_image, run)
+    except (Missing, errors.Unavailable) as problem:
+        LOG.info("the image of server %s will come from its host: %s", spec.server, problem)
+
+
+def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run
+            ) -> dict[str, Any]:
+    """The server's files here, whole; nobody has them open."""
+    disk = disks.described(folder, spec.image.disk_format if spec.image else None)
+    if peer is None:
+        disks.require(disk)
+        disks.grow(disk, spec.flavor.root_gb)
+        return {"bytes": 0}
+    copy = Copy(peer, spec.server, run, (CONFIG, DISK) if spec.config_drive else (DISK,))
+    require_space(folder, copy.left)
+    open_folder(folder)
+    drive = folder / CONFIG
+    try:
+        image = fetch_base(images, spec, copy, read_image)
+        if spec.config_drive:
+            copy.fetch(CONFIG, disks.aside(drive))
+        copy.fetch(DISK, disks.aside(disk.path))
+        disks.take_in(disk, image, spec.flavor.root_gb)
+        if run.cancelled():
+            raise Cancelled
+        if spec.config_drive:
+            os.replace(disks.aside(drive), drive)
+        disks.adopt(disk)
+    finally:
+        disks.abandon(disk)
+        disks.aside(drive).unlink(missing_ok=True)
+    return {"bytes": copy.travelled}
+
+
+def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader) -> Cached | None:
+    """The image below the server's disk: from the cache, the image service, or the host that has the server. Whoever
+    it came from, it is verified like any image."""
+    try:
+        return _fetch(images, spec, read_image, copy.run)
+    except (Missing, errors.Unavailable) as problem:
+        LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
+        return _fetch(images, spec, lambda image: copy.whole(BASE), copy.run)
+
+
+def _fetch(images: ImageCache, spec: GuestSpec, read_image: ImageReader, run: Run) -> Cached | None:
+    return images.fetch(spec.image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if spec.image else None
+
+
+class Copy:
+    """Files of one server that come from a peer. ``names``: those that it must have, of which progress is told;
+    ``left``: how much of them is still to come; ``travelled``: all that came, in bytes."""
+
+    def __init__(self, peer: Peer, server: str, run: Run, names: tuple[str, ...]) -> None:
+        self._peer, self._server, self.run = peer, server, run
+        run.phase("copying files 0 %")
+        self._offered = {part.name: part for part in pumped(f"parts-{server}", lambda: iter(peer.parts()), run)}
+        self._total = self.left = sum(self._part(name).bytes for name in names)
+        self.travelled = 0
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Write a part into a file of ours, with its holes."""
+        size = self._part(name).size
+        try:
+            with closing(pumped(f"copy-{self._server}", lambda: self._peer.read(name), self.run)) as pieces:
+                sparse.write(path, size, self._counted(pieces))
+        except (OSError, ValueError) as error:
+            raise VerbFailed("The host could not store the server's files.", retryable=True,
+                             details=f"{path}: {error}") from error
+
+    def whole(self, name: str) -> Iterator[bytes]:
+        """All bytes of a part."""
+        for data in sparse.filled(self._part(name).size, self._peer.read(name)):
+            self.travelled += len(data)
+            yield data
+
+    def _counted(self, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        for offset, data in pieces:
+            yield offset, data
+            self.travelled += len(data)
+            self.left = max(0, self.left - len(data))
+            done = self._total - self.left
+            self.run.phase(f"copying files {100 * done // max(self._total, 1)} %")
+            self.run.measured({"disk_total": self._total, "disk_processed": done, "disk_remaining": self.left})
+
+    def _part(self, name: str) -> Part:
+        if name not in self._offered:
+            raise VerbFailed("The host that has the server does not offer all of its files.",
+                             details=f"no part {name!r} among {', '.join(sorted(self._offered)) or 'none'}")
+        return self._offered[name]

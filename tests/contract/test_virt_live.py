@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests that move while they run, between two libvirtds: what only libvirt and QEMU can get wrong.
+
+One guest counts in its memory and changes it all the time; every way in which a migration may fail must leave it
+counting where it is. What both drivers owe is in test_virt_moves.
+"""
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.models import DomainState
+from common.wire import to_wire
+from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SERIAL, Cancelled, Part, Run, VerbFailed
+from compute_agent.virt.libvirt import arrivals, live
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.driver import LibvirtDriver
+from compute_agent.virt.libvirt.images import MEBIBYTE
+from compute_agent.virt.libvirt.live import Options
+from deploy import libvirtd
+from tests.contract.virt_pairs import Machines, ticks
+from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, await_true
+
+pytestmark = pytest.mark.kvm_or_tcg
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: User data that counts on the console and changes memory all the time, faster than a slow migration carries it.
+BUSY = """#!/bin/sh
+mount -t tmpfs none /mnt
+dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
+(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+(while usleep 30000; do dd if=/mnt/from of=/mnt/to bs=1M conv=notrunc 2> /dev/null; done) &
+"""
+#: MiB a second: a busy guest is not moved at this rate, however long it takes.
+SLOW = 32
+
+
+class Files:
+    """A ``Peer``: the files of a guest that runs on the same machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def parts(self) -> list[Part]:
+        sizes = {name: (self._folder / name).stat().st_size for name in (arrivals.BASE, arrivals.CONFIG)}
+        return [Part(name, size, size) for name, size in sizes.items()]
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        content, at = (self._folder / name).read_bytes(), 0
+        while at < len(content):
+            yield at, content[at:at + MEBIBYTE]
+            at += MEBIBYTE
+
+
+class Traveller:
+    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``."""
+
+    def __init__(self, machines: Machines, image: Path, shared: bool = False, **changed: Any) -> None:
+        self.machines, self.shared = machines, shared
+        place = Path(tempfile.mkdtemp(prefix="t", dir=machines.folder))
+        self.folders = [place / "a", place / ("a" if shared else "b")]
+        self.uris = [libvirtd.uri(machines.home(name)) for name in machines.names]
+        self.here, self.there = (Rig("qemu", folder, functools.partial(self.agent, at), image.read_bytes(), "qcow2")
+                                 for at, folder in enumerate(self.folders))
+        self.at, self.ticked = 0, 0
+        self.spec = self.here.boot(ready=True, user_data=BUSY, **changed)
+        self.arrived = self.spec.fence
+        self.counts(self.here)
+
+    @property
+    def server(self) -> str:
+        return self.spec.server
+
+    def agent(self, at: int, **options: Any) -> LibvirtDriver:
+        """One that has just been started."""
+        return LibvirtDriver(self.uris[at], self.folders[at], migration=Options(
+            "qemu+tcp://%s/system", self.machines.addresses[at], **options))
+
+    def prepared(self, **changed: Any) -> dict[str, Any]:
+        """A new migration begins: what its destination says of itself."""
+        self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
+        source = Files(self.folders[self.at] / "instances" / self.server)
+        return self.there.driver.prepare_arrival(self.spec, source, self.shared, self.here.driver.inventory().cpu_info,
+                                                 self.there.read_image, QUIET)
+
+    def leaves(self, to: dict[str, Any] | None = None, run: Run = QUIET, **options: Any) -> dict[str, Any]:
+        """By an agent with these options."""
+        agent, to = self.agent(self.at, **options), to or self.prepared()
+        try:
+            return agent.live_migrate(self.spec, to, self.shared, run)
+        finally:
+            agent.close()
+
+    def counts(self, host: Rig) -> None:
+        """It goes on at the host, and has not been started again."""
+        before = ticks(host, self.server)
+        await_true(lambda: ticks(host, self.server) > max(before, self.ticked) + 2, BOOT_SECONDS,
+                   lambda: f"{host.state(self.server)} {host.console(self.server)[-300:]}")
+        self.ticked = ticks(host, self.server)
+
+    def stayed(self) -> None:
+        """As before: it runs here, and nothing of it is there."""
+        assert (self.here.state(self.server), self.there.state(self.server)) == ((RUNNING, self.arrived), None)
+        self.counts(self.here)
+
+    def came(self) -> None:
+        """It runs there, and nothing of it here; that is where it starts next."""
+        assert self.here.state(self.server) is None
+        told = self.there.driver.arrived(self.spec, QUIET)
+        assert told == DomainState(self.server, RUNNING, self.spec.fence)
+        self.arrived = self.spec.fence
+        self.here, self.there, self.at = self.there, self.here, 1 - self.at
+        self.counts(self.here)
+
+    def clean(self) -> None:
+        for rig in (self.here, self.there):
+            rig.servers = [self.server]
+            rig.clean()
+
+
+class Steered:
+    """A ``Run`` that remembers what it was told, and wishes something once ``when`` is so of the numbers."""
+
+    def __init__(self, wish: str = "", cancels: bool = False,
+                 when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0) -> None:
+        self.told: list[Mapping[str, int]] = []
+        self.moments: list[float] = []
+        self._wish, self._cancels, self._when, self._is_so = wish, cancels, when, False
+
+    @property
+    def run(self) -> Run:
+        return Run(lambda name: None, lambda: self._is_so and self._cancels,
+                   lambda: self._wish if self._is_so else "", self._measured)
+
+    def _measured(self, numbers: Mapping[str, int]) -> None:
+        self.told.append(numbers)
+        self.moments.append(time.monotonic())
+        self._is_so = self._is_so or self._when(numbers)
+
+
+@pytest.fixture(scope="module")
+def machines(bootable: Path) -> Iterator[Machines]:
+    folder = Path(tempfile.mkdtemp(prefix="kl"))
+    made = Machines(folder)
+    yield made
+    made.end()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def busy(machines: Machines, bootable: Path) -> Iterator[Traveller]:
+    """The guest that each test finds counting, wherever it is."""
+    made = Traveller(machines, bootable)
+    yield made
+    made.clean()
+
+
+def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
+    for _ in range(2):
+        steered, before = Steered(), time.monotonic()
+        told = busy.leaves(run=steered.run)
+        assert told["bytes"] > 20 << 20
+        assert 0 < told["job_seconds"] < time.monotonic() - before
+        assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20
+        busy.came()
+    with busy.here.driver.console(busy.server, SERIAL) as serial:
+        serial.settimeout(BOOT_SECONDS)
+        assert serial.recv(1)
+
+
+def test_wish_to_abort_leaves_it_where_it_is(busy: Traveller) -> None:
+    steered = Steered("abort")
+    with pytest.raises(VerbFailed) as failed:
+        busy.leaves(run=steered.run, bandwidth=SLOW)
+    assert str(failed.value) == ABORTED
+    busy.stayed()
+
+
+def test_cancel_leaves_it_where_it_is(busy: Traveller) -> None:
+    steered = Steered(cancels=True)
+    with pytest.raises(Cancelled):
+        busy.leaves(run=steered.run, bandwidth=SLOW)
+    since = time.monotonic() - next(at for at, told in zip(steered.moments, steered.told, strict=True)
+                                    if told["memory_processed"] > 0)
+    assert since < 5
+    busy.stayed()
+
+
+def test_time_out_leaves_it_where_it_is(busy: Traveller) -> None:
+    begun = time.monotonic()
+    with pytest.raises(VerbFailed, match="within 2 seconds and was aborted"):
+        busy.leaves(bandwidth=SLOW, completion_timeout=1)
+    assert time.monotonic() - begun > 2
+    busy.stayed()
+
+
+def test_time_out_completes_it(busy: Traveller) -> None:
+    busy.leaves(bandwidth=SLOW, completion_timeout=1, timeout_action="force_complete")
+    busy.came()
+
+
+def test_wish_to_complete_lets_it_stand_still_until_it_is_there(busy: Traveller) -> None:
+    steered = Steered("complete", when=lambda told: told["memory_processed"] > NANO.memory_mb << 20)
+    busy.leaves(run=steered.run, bandwidth=SLOW)
+    busy.came()
+
+
+def test_wish_to_complete_lets_its_memory_follow(busy: Traveller, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, live.__name__)
+    busy.leaves(run=Steered("complete").run, bandwidth=SLOW, post_copy=True)
+    assert "paused" not in caplog.text, "it stood still instead"
+    busy.came()
+
+
+def test_paused_guest_comes_paused(busy: Traveller) -> None:
+    busy.here.driver.ensure_paused(busy.server, busy.arrived, QUIET)
+    busy.leaves(run=Steered("complete").run)
+    assert busy.there.driver.arrived(busy.spec, QUIET).power_state == PAUSED
+    busy.there.driver.ensure_running(busy.server, busy.spec.fence, QUIET)
+    busy.came()
+
+
+def test_host_without_certificates_refuses_what_is_to_be_encrypted(busy: Traveller) -> None:
+    with pytest.raises(VerbFailed) as failed:
+        busy.leaves(native_tls=True)
+    assert "Unable to access credentials" in failed.value.details
+    busy.stayed()
+
+
+def test_migration_outlives_its_agent_and_is_joined_by_the_next(busy: Traveller) -> None:
+    to = busy.prepared()
+    script = textwrap.dedent("""
+        import json, sys
+        from common.models import GuestSpec
+        from common.wire import from_wire
+        from compute_agent.virt.driver import Run
+        from compute_agent.virt.libvirt.driver import LibvirtDriver
+        from compute_agent.virt.libvirt.live import Options
+        uri, folder, spec, to, bandwidth = json.load(sys.stdin)
+        told = lambda numbers: numbers["memory_processed"] and print("moves", flush=True)
+        LibvirtDriver(uri, folder, migration=Options("-", bandwidth=bandwidth)).live_migrate(
+            from_wire(GuestSpec, spec), to, False, Run(lambda name: None, lambda: False, measured=told))
+    """)
+    with subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE) as agent:
+        assert agent.stdin and agent.stdout
+        json.dump([busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(busy.spec), to, SLOW], agent.stdin)
+        agent.stdin.close()
+        assert agent.stdout.readline() == "moves\n"
+        agent.kill()
+    steered = Steered("complete", when=lambda told: told["memory_processed"] > NANO.memory_mb << 20)
+    first = busy.here.driver.domains()
+    assert [state.power_state for state in first] == [RUNNING]
+    busy.leaves(to, steered.run)
+    assert steered.told[0]["memory_processed"] > 0, "another migration was begun"
+    busy.came()
+
+
+def test_answer_that_was_lost_is_given_again(busy: Traveller) -> None:
+    to = busy.prepared()
+    busy.leaves(to)
+    assert busy.leaves(to) == {"bytes": 0, "job_seconds": 0.0}
+    busy.came()
+    assert busy.here.driver.arrived(busy.spec, QUIET).power_state == RUNNING
+
+
+def test_guest_whose_migration_ended_unseen_goes_on_once_the_destination_says_that_it_is_not_there(
+        busy: Traveller) -> None:
+    """As libvirtd leaves it that died in the last moments: paused."""
+    to, libvirt = busy.prepared(), Connection(busy.uris[busy.at])
+    libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
+    libvirt.pause(busy.server)
+    agent = LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1)
+    with pytest.raises(errors.NoAnswer, match="It is not known"):
+        agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://10.251.7.99:1/system"}, False, QUIET)
+    assert busy.here.state(busy.server) == (PAUSED, busy.arrived)
+    with pytest.raises(VerbFailed, match="ended before its time"):
+        agent.live_migrate(busy.spec, to, False, QUIET)
+    agent.close()
+    libvirt.close()
+    busy.stayed()
+
+
+def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
+    seen: list[list[DomainState]] = []
+    steered = Steered("abort", when=lambda told: bool(seen.append(busy.there.driver.domains()))
+                      or told["memory_processed"] > 0)
+    with pytest.raises(VerbFailed):
+        busy.leaves(run=steered.run, bandwidth=SLOW)
+    assert len(seen) > 1
+    assert seen == [[]] * len(seen)
+    busy.stayed()
+
+
+def test_guest_that_did_not_come_is_not_started(busy: Traveller) -> None:
+    busy.prepared()
+    with pytest.raises(VerbFailed, match="did not arrive"):
+        busy.there.driver.arrived(busy.spec, QUIET)
+    busy.stayed()
