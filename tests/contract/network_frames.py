@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest of the network's contract test does: frames that are forged, and a connection that talks.
 
-Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``listen PORT FILE``, ``talk PORT ADDRESS``.
+Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``announce OWN_MAC``, ``listen PORT FILE``,
+``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT ADDRESS FILE``: the same with the server talking;
+``sneak PORT ADDRESS OWN_ADDRESS``: the middle of a connection that never began, then its beginning.
 """
 from __future__ import annotations
 
@@ -64,22 +66,65 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
     }[kind]
 
 
+def announcement(own: bytes) -> bytes:
+    """What QEMU sends, several times, when a guest goes on at another host."""
+    return ALL + own + b"\x80\x35" + struct.pack("!HHBBH", 1, 0x0800, 6, 4, 3) + (own + b"\0" * 4) * 2 + b"\0" * 18
+
+
+def segment(ports: bytes, source: str, target: str) -> bytes:
+    """TCP with the flag ACK and nothing else."""
+    head = ports + struct.pack("!IIBBHHH", 1000, 1000, 0x50, 0x10, 1000, 0, 0)
+    addresses = socket.inet_aton(source) + socket.inet_aton(target) + struct.pack("!HH", 6, len(head))
+    return head[:16] + struct.pack("!H", checksum(addresses + head)) + head[18:]
+
+
+def sneak(port: int, target: str, source: str) -> None:
+    """Ends well when a connection could be begun inside one that was made up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as raw:
+        raw.sendto(segment(struct.pack("!HH", 4321, port), source, target), (target, 0))
+    with socket.socket() as connection:
+        connection.settimeout(1)
+        connection.bind(("", 4321))
+        connection.connect((target, port))
+
+
+def put(data: bytes) -> None:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+        raw.bind(("eth0", 0))
+        raw.send(data)
+
+
+def keep(heard: socket.socket, path: str) -> None:
+    with heard, open(path, "ab", buffering=0) as file:
+        while data := heard.recv(100):
+            file.write(data)
+
+
+def speak(connection: socket.socket) -> None:
+    with connection:
+        while True:
+            connection.send(b"word\n")
+            time.sleep(0.05)
+
+
 def main(words: list[str]) -> None:
     match words:
         case ["forge", kind, own, victim]:
-            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
-                raw.bind(("eth0", 0))
-                raw.send(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
+            put(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
+        case ["announce", own]:
+            put(announcement(bytes.fromhex(own.replace(":", ""))))
+        case ["sneak", port, target, source]:
+            sneak(int(port), target, source)
         case ["listen", port, path]:
-            with socket.create_server(("", int(port))) as server, open(path, "ab", buffering=0) as heard:
-                taken = server.accept()[0]
-                while data := taken.recv(100):
-                    heard.write(data)
+            with socket.create_server(("", int(port))) as server:
+                keep(server.accept()[0], path)
         case ["talk", port, address]:
-            with socket.create_connection((address, int(port))) as connection:
-                while True:
-                    connection.send(b"word\n")
-                    time.sleep(0.05)
+            speak(socket.create_connection((address, int(port))))
+        case ["push", port]:
+            with socket.create_server(("", int(port))) as server:
+                speak(server.accept()[0])
+        case ["pull", port, address, path]:
+            keep(socket.create_connection((address, int(port))), path)
 
 
 if __name__ == "__main__":

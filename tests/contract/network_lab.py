@@ -149,10 +149,11 @@ class Lab:
     routers: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     guests: list[Guest] = field(default_factory=list)
     revision: int = 0
+    mark: str = "nh"
 
     def space(self, name: str) -> str:
         """The name of a namespace; several runs may go on at once."""
-        return f"nh-{os.getpid()}-{name}"
+        return f"{self.mark}-{os.getpid()}-{name}"
 
     def build(self, names: list[str]) -> None:
         wire = self.space("wire")

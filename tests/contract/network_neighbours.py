@@ -31,6 +31,9 @@ class Service:
             def do_PUT(self) -> None:
                 lab.put(self)
 
+            def do_DELETE(self) -> None:
+                lab.delete(self)
+
             def log_message(self, *what: Any) -> None:
                 """Quiet."""
 
@@ -75,6 +78,9 @@ class Service:
             self.acknowledged[request.path.split("/")[4]] = said
             self.changed.notify_all()
         self._answer(request, 204, b"")
+
+    def delete(self, request: BaseHTTPRequestHandler) -> None:
+        self._answer(request, 405, b"")
 
     def _metadata(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         self.asked_metadata.append((request.command, request.path, dict(request.headers.items()), body))

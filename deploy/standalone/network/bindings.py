@@ -52,15 +52,15 @@ def shown_binding(row: Mapping[Any, Any]) -> Body:
     return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
 
 
-def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> int:
-    """Give the inactive bindings of a port up, all or those that meet `rules`. Returns how many there were."""
-    inactive = schema.inactive_bindings
+def withdraw(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
+    """Give the inactive bindings of a port up, all or those that meet `rules`."""
+    inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.connection.execute(delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(
         inactive.c.host)).scalars().all()
     if hosts:
+        change.connection.execute(delete(arrivals).where(arrivals.c.port_id == port_id, arrivals.c.host.in_(hosts)))
         network = select(schema.ports.c.network_id).where(schema.ports.c.id == port_id)
         change.touch(networks=change.connection.execute(network).scalars(), hosts=hosts)
-    return len(hosts)
 
 
 def is_of_server(row: Any) -> bool:

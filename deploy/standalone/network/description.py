@@ -21,6 +21,7 @@ from deploy.standalone.network.placing import OWNERS
 
 PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
+ARRIVALS = schema.arrivals
 Addresses = dict[str, list[Row[Any]]]
 
 
@@ -40,12 +41,13 @@ def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body
     servers = connection.execute(select(PORTS).where(
         PORTS.c.network_id.in_(known), PORTS.c.device_owner == "network:dhcp")).all()
     held = _addresses(connection, [port.id for port in [*ports, *servers]])
+    arrived = set(connection.execute(select(ARRIVALS.c.port_id).where(ARRIVALS.c.host == host.name)).scalars())
     groups = _groups_of(connection, [port.id for port in plugged if port.port_security_enabled])
     return {
         "revision": host.changed, "host": host.name, "dns": list(dns),
         "networks": _networks(networks, subnets, held, {port.network_id: port for port in servers},
                               _peers(connection, host, networks)),
-        "ports": {port.id: _port(port, held, groups[port.id]) for port in plugged},
+        "ports": {port.id: _port(port, held, groups[port.id], port.id in arrived) for port in plugged},
         "groups": _groups(connection, {group for ids in groups.values() for group in ids}),
         "routers": _routers(connection, host, routed, held, subnets),
     }
@@ -102,12 +104,12 @@ def _subnet(row: Row[Any]) -> Body:
             "ipv6_mode": row.ipv6_ra_mode or row.ipv6_address_mode}
 
 
-def _port(row: Row[Any], held: Addresses, groups: list[str]) -> Body:
+def _port(row: Row[Any], held: Addresses, groups: list[str], arrived: bool) -> Body:
     return {"network": row.network_id, "mac": row.mac_address, "device": device_of(row.id),
             "addresses": [{"address": address.address, "subnet": address.subnet_id} for address in held[row.id]],
             "allowed_pairs": [{"mac_address": row.mac_address} | pair for pair in row.allowed_address_pairs],
             "security": row.port_security_enabled, "groups": groups, "server": row.device_id,
-            "project_id": row.project_id, "hostname": row.dns_name, "up": row.admin_state_up}
+            "project_id": row.project_id, "hostname": row.dns_name, "up": row.admin_state_up, "arrived": arrived}
 
 
 def _groups(connection: Connection, used: set[str]) -> Body:

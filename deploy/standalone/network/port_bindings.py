@@ -75,6 +75,7 @@ class PortBindings:
             change.connection.execute(insert(INACTIVE).values(
                 port_id=port.id, host=host, bound_at=bound["bound_at"], vif_type=bound["vif_type"],
                 vnic_type=body["vnic_type"], profile=body["profile"], is_wired=bound["status"] == "ACTIVE"))
+            change.connection.execute(insert(schema.arrivals).values(port_id=port.id, host=host))
             change.touch(networks=[port.network_id], hosts=[host])
         self._fabric.settle(change)
         self.on_get_one(req, resp, key, host)

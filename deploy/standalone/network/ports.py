@@ -265,6 +265,7 @@ def _rebound(change: Change, row: Row[Any], host: str, own: Body) -> Body:
     if host == row.host and row.vif_type in ("bridge", "unbound"):
         return {}
     withdraw(change, row.id)
+    change.connection.execute(delete(schema.arrivals).where(schema.arrivals.c.port_id == row.id))
     change.touch(hosts=[host])
     if row.status == "ACTIVE" and row.device_id and row.device_owner.startswith("compute:") and not host:
         change.tell("network-vif-unplugged", row.device_id, row.id)

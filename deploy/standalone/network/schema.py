@@ -4,7 +4,8 @@
 `ports.bound_at` is the revision of the change that bound the port: a host that has applied this revision has wired it.
 `hosts.changed` is the revision of the last change that concerns the host; `counter` hands revisions out, for ever
 rising. `addresses` says who holds which address: its primary key is what makes an address unique in its subnet.
-A port's active binding stands in its own row, the others in `inactive_bindings`; PLACES has them all.
+A port's active binding stands in its own row, the others in `inactive_bindings`; PLACES has them all. `arrivals`
+says where a port's second binding was made, so where its guest came, or will come, with connections that live on.
 """
 
 from sqlalchemy import (
@@ -108,6 +109,12 @@ inactive_bindings = Table(
     Column("vnic_type", String, nullable=False),
     Column("profile", JSON, nullable=False),
     _truth("is_wired", False),
+)
+
+arrivals = Table(
+    "arrivals", METADATA,
+    Column("port_id", ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String, primary_key=True, index=True),
 )
 
 PLACES = union_all(

@@ -82,7 +82,8 @@ def test_a_second_binding_is_wired_and_the_port_shows_nothing_of_it(cloud: Netwo
         description = told(cloud, host)
         assert set(description["ports"]) == {port}
         assert description["networks"][network]["peers"] == [peer]
-    assert description["ports"] == told(cloud, "h1")["ports"]
+    assert description["ports"][port]["arrived"]
+    assert description["ports"][port] == told(cloud, "h1")["ports"][port] | {"arrived": True}
     assert description["groups"] == told(cloud, "h1")["groups"]
     wire(cloud, "h2")
     assert (shown(cloud, port), events(cloud)) == (before, said)

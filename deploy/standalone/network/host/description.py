@@ -28,7 +28,7 @@ PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dc
              "ipv6-route": 43, "ipv6-frag": 44, "rsvp": 46, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58,
              "ipv6-icmp": 58, "ipv6-nonxt": 59, "ipv6-opts": 60, "ospf": 89, "vrrp": 112, "pgm": 113, "sctp": 132,
              "udplite": 136}
-ICMP, ICMP6 = 1, 58
+ICMP, TCP, ICMP6 = 1, 6, 58
 PORTED = (6, 17, 33, 132, 136)
 PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
 REMEMBERED = 65536      # a description differs little from the last one
@@ -71,7 +71,8 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A guest's port on this host. ``pairs``: what else it may send from."""
+    """A guest's port on this host. ``pairs``: what else it may send from. ``arrived``: its guest came here running,
+    with connections that are not known here."""
 
     id: str
     network: str
@@ -83,6 +84,7 @@ class Port:
     server: str
     project: str
     hostname: str
+    arrived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ def _port(id_: str, item: Any) -> Port | None:
                 tuple(_address(one["address"]) for one in item.get("addresses") or ()), pairs,
                 bool(item.get("security", True)), tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
                 _known(ID, item.get("server")), _known(ID, item.get("project_id")),
-                _known(HOSTNAME, item.get("hostname")))
+                _known(HOSTNAME, item.get("hostname")), bool(item.get("arrived")))
 
 
 def _group(id_: str, item: Any, wrong: dict[str, str]) -> Group:

@@ -8,6 +8,8 @@ The table inet sees flows (br_netfilter brings bridged packets there): when a pa
 port it comes from judge it; on its way out, those of the port it goes to. A flow is judged by its first packet's
 addresses in either direction, and stamped with the generation, a hash of these rules: as soon as the rules
 differ, every flow is judged anew with its next packet, so what is no longer allowed ends at once.
+A guest that came here running brings connections of which the kernel sees only the middle, never who began them: they
+are good when the groups allow either end to have begun them, and nothing can begin in one (no SYN passes).
 Must stay true: pure, and only records of description.py get in, so nothing of a guest's reaches nft as it is.
 """
 from __future__ import annotations
@@ -19,7 +21,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 from typing import NamedTuple
 
-from deploy.standalone.network.host.description import ICMP, ICMP6, Address, Group, Port, Prefix, Rule
+from deploy.standalone.network.host.description import Address, Group, Port, Prefix
+from deploy.standalone.network.host.judging import DIRECTIONS, group_members, group_set, judge, judge_middle
 from deploy.standalone.network.host.names import digest, tap
 from deploy.standalone.network.host.nft import Set, Table, read_chains
 
@@ -27,10 +30,11 @@ from deploy.standalone.network.host.nft import Set, Table, read_chains
 FREE = 0xFFFF
 #: RARP: QEMU says with it where a guest has arrived. It tells only the bridges anything, of a MAC that was checked.
 ANNOUNCED = "0x8035"
+#: In a flow's mark, beside the stamp: its beginning was not seen here.
+MIDDLE, STAMP = "0x80000000", 0x7FFFFFFF
 #: Stands in the text for its own hash.
 GENERATION = "@generation@"
 REMEMBERED = 65536
-DIRECTIONS = ("egress", "ingress")
 Content = tuple[dict[str, Set], dict[str, tuple[str, ...]]]
 ONE_RECEIVER = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
 BRIDGE = """\
@@ -114,8 +118,14 @@ INET = """\
   }}
   chain leaving {{
     jump always
+    jump arrived
+    ct mark & {middle} == {middle} meta mark @arrived goto leaving_middle
     ct direction original meta mark vmap @egress
     ct direction reply meta mark vmap @ingress
+  }}
+  chain leaving_middle {{
+    ct direction original meta mark vmap @egress_middle
+    ct direction reply meta mark vmap @ingress_middle
   }}
   chain forward {{
     type filter hook forward priority -150; policy accept;
@@ -125,15 +135,25 @@ INET = """\
   }}
   chain entering {{
     jump always
+    jump arrived
+    ct mark & {middle} == {middle} meta mark @arrived goto entering_middle
     ct direction original meta mark vmap @ingress
     ct direction reply meta mark vmap @egress
     goto stamp
   }}
+  chain entering_middle {{
+    ct direction original meta mark vmap @ingress_middle
+    ct direction reply meta mark vmap @egress_middle
+    goto stamp
+  }}
+  chain arrived {{
+    meta mark @arrived ct state new ct mark 0 tcp flags & syn == 0 ct mark set {middle}
+  }}
   chain stamped {{
-    ct mark {stamp} accept
+    ct mark & {bits:#x} == {stamp} accept
   }}
   chain stamp {{
-    ct mark set {stamp}
+    ct mark set ct mark & {middle} | {stamp}
   }}
   chain always {{
     meta mark 0 drop
@@ -143,6 +163,7 @@ INET = """\
     udp sport 546 udp dport 547 accept
     udp sport 547 udp dport 546 accept
     ct state invalid drop
+    ct mark & {middle} == {middle} tcp flags & syn == syn drop
     {one} jump stamped
     ct direction reply meta l4proto {{ icmp, icmpv6 }} ct mark != 0 accept
   }}
@@ -203,7 +224,7 @@ def ruleset(table: str, traffic: Traffic) -> tuple[Table, Table]:
     """Both tables."""
     bridge = Table("bridge", table, *_bridge(traffic))
     sets, chains = _inet(traffic)
-    generation = int(hashlib.sha256(repr((sets, chains)).encode()).hexdigest()[:8], 16) or 1
+    generation = int(hashlib.sha256(repr((sets, chains)).encode()).hexdigest()[:8], 16) & STAMP or 1
     stamped = {name: tuple(line.replace(GENERATION, f"{generation:#x}") for line in lines)
                for name, lines in chains.items()}
     return bridge, Table("inet", table, sets, stamped)
@@ -256,6 +277,7 @@ def _inet(traffic: Traffic) -> Content:
     guarded = [port for port in traffic.ports if port.security]
     marks = {traffic.numbers[port.id]: digest(" ".join(port.groups), 12) for port in guarded}
     needed = sorted({port.groups for port in guarded})
+    arrived = {traffic.numbers[port.id]: port.groups for port in guarded if port.arrived}
     remote = sorted({rule.group for names in needed for name in names if name in traffic.groups
                      for rule in traffic.groups[name].rules if rule.group})
     sets = {
@@ -263,15 +285,22 @@ def _inet(traffic: Traffic) -> Content:
         "bridged": _set("ifname . ifname", (f'"{bridge}" . "{bridge}"' for bridge in traffic.zones)),
         "zones": Set("map", "typeof iifname : ct zone", {
             f'"{name}"': str(zone) for name, zone in traffic.zones.items()}),
-        **{_group_set(name, version): _members(version, traffic.groups.get(name))
+        **{group_set(name, version): group_members(version, traffic.groups.get(name))
            for name in remote for version in (4, 6)},
         **{direction: Set("map", "type mark : verdict", {
             f"{mark:#010x}": f"jump {direction}_{chain}" for mark, chain in marks.items()})
+           for direction in DIRECTIONS},
+        "arrived": _set("mark", (f"{mark:#010x}" for mark in arrived)),
+        **{f"{direction}_middle": Set("map", "type mark : verdict", {
+            f"{mark:#010x}": f"jump {direction}_middle_{marks[mark]}" for mark in arrived})
            for direction in DIRECTIONS}}
-    judges = {f"{direction}_{digest(' '.join(names), 12)}": _judge(direction, names, traffic.groups)
+    judges = {f"{direction}_{digest(' '.join(names), 12)}": judge(direction, names, traffic.groups)
               for names in needed for direction in DIRECTIONS}
+    judges |= {f"{direction}_middle_{digest(' '.join(names), 12)}": judge_middle(direction, names, traffic.groups)
+               for names in sorted(set(arrived.values())) for direction in DIRECTIONS}
     return sets, {**judges, **read_chains(INET.format(
-        one=ONE_RECEIVER, stamp=GENERATION, underlay=_underlay(traffic), masquerade=_masquerade(traffic)))}
+        one=ONE_RECEIVER, stamp=GENERATION, middle=MIDDLE, bits=STAMP, underlay=_underlay(traffic),
+        masquerade=_masquerade(traffic)))}
 
 
 @lru_cache(REMEMBERED)
@@ -289,44 +318,6 @@ def _target(prefix: Prefix) -> str:
         return ""
     wanted = int(prefix.network_address) >> (128 - prefix.prefixlen)
     return f"@th,64,{prefix.prefixlen} {wanted:#x} "
-
-
-def _members(version: int, group: Group | None) -> Set:
-    found = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
-    wide = any(prefix.prefixlen != prefix.max_prefixlen for prefix in found)
-    kind = f"ipv{version}_addr; flags interval; auto-merge" if wide else f"ipv{version}_addr"
-    return _set(kind, (str(prefix if wide else prefix.network_address) for prefix in found))
-
-
-def _group_set(name: str, version: int) -> str:
-    return f"group{version}_{digest(name, 12)}"
-
-
-def _judge(direction: str, names: Iterable[str], groups: Mapping[str, Group]) -> tuple[str, ...]:
-    """What the groups together allow returns, the rest is dropped."""
-    rules = [_rule(rule) for name in names if name in groups
-             for rule in groups[name].rules if rule.ingress == (direction == "ingress")]
-    return tuple(dict.fromkeys([*rules, "drop"]))
-
-
-def _rule(rule: Rule) -> str:
-    family, side = ("ip" if rule.version == 4 else "ip6"), ("saddr" if rule.ingress else "daddr")
-    words = [f"meta nfproto ipv{rule.version}"]
-    if rule.protocol is not None:
-        words.append(f"ct original protocol {rule.protocol}")
-    if rule.protocol in (ICMP, ICMP6):
-        kind = "icmp" if rule.protocol == ICMP else "icmpv6"
-        words += [f"{kind} {name} {value}" for name, value in (("type", rule.low), ("code", rule.high))
-                  if value is not None]
-    elif rule.low is not None or rule.high is not None:
-        low = rule.low or 0
-        high = 65535 if rule.high is None else rule.high
-        words.append(f"ct original proto-dst {low}" if low == high else f"ct original proto-dst {low}-{high}")
-    if rule.prefix is not None and rule.prefix.prefixlen > 0:
-        words.append(f"ct original {family} {side} {rule.prefix}")
-    if rule.group is not None:
-        words.append(f"ct original {family} {side} @{_group_set(rule.group, rule.version)}")
-    return " ".join([*words, "return"])
 
 
 def _underlay(traffic: Traffic) -> str:
