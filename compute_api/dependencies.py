@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from common.clients.image import Image
-from common.models import Interface
+from common.models import Access, Command, Interface
 from common.store.engine import Store
 from common.vault import Vault
 from compute_api.creating import Creator
@@ -25,9 +25,13 @@ class Bell(Protocol):
 
 
 class Agents(Protocol):
-    """Asks a host at once; raises NoAnswer or the Problem that it answers with."""
+    """Speaks to hosts at once."""
 
-    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]: ...
+    def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
+        """Ask one; raises NoAnswer or the Problem that it answers with."""
+
+    def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
+        """Give it commands that the conductor repeats; False when they were lost."""
 
 
 class Images(Protocol):

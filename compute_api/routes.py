@@ -25,6 +25,7 @@ from compute_api.resources import (
     instance_actions,
     interfaces,
     keypairs,
+    migrations,
     networks,
     quota_sets,
     security_group_proxy,
@@ -46,6 +47,7 @@ from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
 from compute_api.schemas import interfaces as interface_bodies
 from compute_api.schemas import keypairs as keypair_bodies
+from compute_api.schemas import migrations as migration_bodies
 from compute_api.schemas import network_proxies as network_bodies
 from compute_api.schemas import quota_sets as quota_bodies
 from compute_api.schemas import server_actions as server_action_bodies
@@ -143,6 +145,15 @@ ROUTES: tuple[Route, ...] = (
           until="2.20"),
     Route("GET", _SERVER + "/os-instance-actions/{request_id}", instance_actions.show, _P + "os-instance-actions:show",
           "2.21", deleted=True),
+
+    # servers that move
+    Route("GET", "/os-migrations", migrations.index, _P + "os-migrations:index", query=migration_bodies.LIST),
+    Route("GET", _SERVER + "/migrations", migrations.of_server, _P + "servers:migrations:index", "2.23"),
+    Route("GET", _SERVER + "/migrations/{migration_id}", migrations.show, _P + "servers:migrations:show", "2.23"),
+    Route("DELETE", _SERVER + "/migrations/{migration_id}", migrations.abort, _P + "servers:migrations:delete", "2.24",
+          success=202),
+    Route("POST", _SERVER + "/migrations/{migration_id}/action", migrations.force_complete,
+          _P + "servers:migrations:force_complete", "2.22", success=202, body=migration_bodies.FORCE_COMPLETE),
 
     # consoles' tokens, for proxies
     Route("GET", "/os-console-auth-tokens/{token}", consoles.refused_token, _P + "os-console-auth-tokens",

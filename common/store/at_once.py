@@ -34,9 +34,14 @@ def do(tx: Connection, row: states.Action, server_id: str, *, context: RequestCo
     actions.check(row, server_id, found, context)
     changes = _IMMEDIATE[row.immediate](tx, server_id, found, context, args or {})
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now()))
+    note(tx, row.name, server_id, found, context, args or {})
+
+
+def note(tx: Connection, name: str, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> None:
+    """Journal what was done at once to a server, whose locked row is ``found``, as an action that is done."""
     tx.execute(sa.insert(actions_table).values(created_at=now(), updated_at=now(), finished_at=now()), {
         "id": ids.new(), "server_id": server_id, "project_id": found.project_id, "user_id": context.user_id,
-        "request_id": context.request_id, "name": row.name, "workflow": "", "version": 1, "args": args or {},
+        "request_id": context.request_id, "name": name, "workflow": "", "version": 1, "args": args,
         "fence": found.fence, "state": "done", "data": {}})
 
 

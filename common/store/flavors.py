@@ -7,6 +7,7 @@ does not exist. Memory and swap in MiB, disks in GiB.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -71,6 +72,12 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Row[An
     if row is None:
         raise errors.NotFound(f"Flavor {flavorid} could not be found.")
     return row
+
+
+def numbers(tx: Connection, flavorids: Iterable[str]) -> dict[str, int]:
+    """The numbers of the rows of those of these flavors that are there."""
+    found = tx.execute(sa.select(flavors.c.flavorid, flavors.c.id).where(flavors.c.flavorid.in_(sorted(flavorids))))
+    return {row.flavorid: row.id for row in found}
 
 
 def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from common import errors
 from common.clients.image import Image
-from common.models import Flavor, HostInventory, ImageRef
+from common.models import Access, Command, Flavor, HostInventory, ImageRef
 from common.store import hosts, schema
 from common.store.engine import Store, now
 from common.vault import Vault
@@ -43,9 +43,14 @@ class Agents:
         self.output: str | None = "one\ntwo\nthree"
         self.diagnostics: dict[str, Any] = {}
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.told: list[tuple[str, Command]] = []
         self.hold: threading.Event | None = None
         self.silent: set[str] = set()
         self.uptime: str | None = None          #: hosts whose driver does not tell it, as long as it is None
+
+    def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
+        self.told += [(host, command) for command in commands]
+        return host not in self.silent
 
     def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
         self.asked.append((host, verb, arguments))

@@ -16,13 +16,14 @@ from compute_api.resources import quota_sets, server_actions, server_groups, ser
 from compute_api.routes import ROUTES, Route
 from compute_api.schemas import server_actions as action_schemas
 from compute_api.schemas import servers as server_schemas
-from compute_api.views import aggregates, flavors, hypervisors, instance_actions, keypairs, servers
+from compute_api.views import aggregates, flavors, hypervisors, instance_actions, keypairs, migrations, servers
 
 TABLES = {
     "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
     "new key pairs": keypairs.NEW, "rebuilt": servers.REBUILT, "actions": instance_actions.FIELDS,
     "events": instance_actions.EVENT_FIELDS,
     "hypervisors": hypervisors.FIELDS, "services": services.FIELDS, "aggregates": aggregates.FIELDS,
+    "migrations": migrations.FIELDS, "migrations below servers": migrations.BELOW_SERVER,
     "new aggregates": aggregates.NEW, "groups": server_groups.FIELDS, "limits": quota_sets.LIMITS}
 NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
 

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations: all of them, those of a server that are on their way, and what can be wished of one that runs.
+
+A wish is written into the record, which is what counts: the conductor tells the source's agent with every exchange. The
+agent is told here once at once as well, so that it does not come late.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from common import clock, errors, ids, states
+from common.models import Command
+from common.store import actions, at_once, flavors, hosts, migrations
+from compute_api.microversions import Range
+from compute_api.request import Request
+from compute_api.views import migrations as view
+
+_API = "os_compute_api:"
+_PAGED, _QUEUED = Range("2.59"), Range("2.65")
+#: Parameter -> what the store calls it.
+_FILTERS = {"host": "host", "source_compute": "source", "status": "status", "migration_type": "type",
+            "instance_uuid": "server_id", "user_id": "user_id", "project_id": "project_id"}
+_STEERED = "migrate"         #: the step whose command is steered
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-migrations: newest first, in pages from 2.59 on. Who asks for more than their own project's must be
+    allowed that."""
+    assert request.route.query is not None
+    known = request.route.query.at(request.version).document["properties"]
+    wanted: dict[str, Any] = {column: value for name, column in _FILTERS.items()
+                              if name in known and (value := request.first(name)) is not None}
+    if wanted.get("project_id") != request.context.project_id:
+        request.require(_API + "os-migrations:index:all_projects")
+    if request.version in _PAGED:
+        wanted |= {"marker": request.first("marker"), **_times(request)}
+    limit = request.limit if request.version in _PAGED else request.services.settings.max_limit
+    if limit == 0:
+        return {"migrations": []}
+
+    def work(tx: Any) -> tuple[list[Any], dict[str, int]]:
+        rows = migrations.page(tx, limit=limit, **wanted)
+        return rows, flavors.numbers(tx, {flavor["id"] for row in rows for flavor in (row.old_flavor, row.new_flavor)})
+    rows, numbers = request.read(work)
+    shown = view.View(request.links, request.allows(_API + "os-migrations:index:host"), numbers)
+    items = view.many(rows, shown, request.version)
+    if request.version not in _PAGED:
+        return {"migrations": items}
+    return request.page("migrations", "os-migrations", items, rows[-1].uuid if rows else None)
+
+
+def _times(request: Request) -> dict[str, int | None]:
+    since, before = (clock.parse(text) if (text := request.first(name)) else None
+                     for name in ("changes-since", "changes-before"))
+    if since is not None and before is not None and since > before:
+        raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
+    return {"changed_since": since, "changed_before": before}
+
+
+# --- of a server ---
+def of_server(request: Request, server: Any) -> dict[str, Any]:
+    """GET /servers/{id}/migrations: the live ones that are on their way."""
+    rows = [row for row in request.read(migrations.in_progress, server.id) if view.is_on_its_way(row)]
+    knows_hosts = request.allows(_API + "servers:migrations:index:host", _target(server))
+    shown = view.View(request.links, knows_hosts)
+    return {"migrations": [view.below_server(row, shown, request.version) for row in rows]}
+
+
+def _target(server: Any) -> dict[str, str]:
+    return {"project_id": server.project_id, "user_id": server.user_id}
+
+
+def show(request: Request, server: Any, migration_id: str) -> dict[str, Any]:
+    """GET /servers/{id}/migrations/{id}"""
+    row = request.read(_found, server.id, migration_id)
+    if row is None:
+        raise errors.NotFound(f"In-progress live migration {migration_id[:40]} is not found for server {server.id}.")
+    if row.type != migrations.LIVE:
+        raise errors.NotFound(f"Migration {migration_id} for server {server.id} is not live-migration.")
+    if not view.is_on_its_way(row):
+        raise errors.NotFound(f"Live migration {migration_id} for server {server.id} is not in progress.")
+    return {"migration": view.below_server(row, view.View(request.links, with_hosts=True), request.version)}
+
+
+def _found(tx: Any, server_id: str, migration_id: str) -> Any:
+    number = ids.number(migration_id)
+    return None if number is None else migrations.show(tx, server_id, number)
+
+
+# --- wishes ---
+@dataclass(frozen=True)
+class Wish:
+    """What can be asked of a live migration.
+
+    row: from which states of the server. journal: what its instance action is called. unknown: the error when there is
+    no such migration.
+    """
+
+    word: str
+    row: states.Action
+    journal: str
+    unknown: type[errors.Problem]
+
+
+_RULE = _API + "servers:migrations:"
+ABORT = Wish(migrations.ABORT, states.Action("", "abort live migration", _RULE + "delete", task=(states.MIGRATING,),
+                                             immediate="wish"), "live_migration_cancel", errors.NotFound)
+COMPLETE = Wish(migrations.COMPLETE, states.Action("", "force_complete", _RULE + "force_complete", vm=(states.ACTIVE,),
+                                                   task=(states.MIGRATING,), immediate="wish"),
+                "live_migration_force_complete", errors.BadRequest)
+
+
+def abort(request: Request, server: Any, migration_id: str) -> None:
+    """DELETE /servers/{id}/migrations/{id}: also of one that waits for its turn, from 2.65 on."""
+    statuses = migrations.ABORTABLE + (migrations.QUEUED if request.version in _QUEUED else ())
+    _ask(request, server, migration_id, ABORT, statuses)
+
+
+def force_complete(request: Request, server: Any, migration_id: str) -> None:
+    """POST /servers/{id}/migrations/{id}/action"""
+    _ask(request, server, migration_id, COMPLETE, migrations.ABORTABLE)
+
+
+def _ask(request: Request, server: Any, migration_id: str, wish: Wish, statuses: tuple[str, ...]) -> None:
+    def work(tx: Any) -> tuple[str, Command] | None:
+        found = actions.take_lock(tx, server.id, request.scope)
+        actions.check(wish.row, server.id, found, request.context)
+        move = _found(tx, server.id, migration_id)
+        if move is None:
+            raise wish.unknown(f"Migration {migration_id[:40]} not found for instance {server.id}")
+        if wish is COMPLETE and move.wish == ABORT.word:
+            raise errors.BadRequest(f"Migration {migration_id} of instance {server.id} is being aborted.")
+        if not migrations.wish(tx, move.uuid, wish.word, statuses):
+            raise errors.BadRequest(f"Migration {migration_id} state of instance {server.id} is {move.status}. Cannot "
+                                    f"{wish.row.name.replace('_', ' ')} while the migration is in this state.")
+        at_once.note(tx, wish.journal, server.id, found, request.context, {"migration": move.uuid})
+        return _steering(tx, move, wish.word)
+    told = request.write(work)
+    if told is not None:
+        request.services.agents.do(told[0], [told[1]], None)
+    request.services.bell.ring()
+
+
+def _steering(tx: Any, move: Any, word: str) -> tuple[str, Command] | None:
+    """The source's host, and the command that steers the one that it has in hand; None: it has none yet."""
+    action = actions.show_by_id(tx, move.action_id)
+    if action is None or (action.state, action.step) != ("waiting", _STEERED) or action.host is None:
+        return None
+    session = hosts.sessions(tx, [action.host]).get(action.host, 0)
+    return action.host, Command(action.id, f"steer-{word}", action.attempt, move.server_id, action.fence, session,
+                                "steer", {"key": f"{action.id}/{_STEERED}/{action.attempt}", "wish": word})
