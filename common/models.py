@@ -268,7 +268,8 @@ class RequestSpec:
 
     force_host: this host, whatever the filters of the operator say; requested_host: this one, if they let it.
     group: the server group whose policy counts. traits: those a host must have, and must not have.
-    is_rebuild: the server is on requested_host already and only its image changes.
+    is_rebuild: the server is on requested_host already and only its image changes. holds: what it has on the host
+    holds_on, which may become its place once more: there it needs only what it wants more.
     """
 
     server: str
@@ -286,6 +287,8 @@ class RequestSpec:
     hints: JSON = field(default_factory=dict)
     group: str | None = None
     is_rebuild: bool = False
+    holds: dict[str, int] = field(default_factory=dict)
+    holds_on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

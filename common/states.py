@@ -182,6 +182,9 @@ ACTIONS: tuple[Action, ...] = (
 
 #: The row that says how a workflow ends; rows that share one agree about that.
 BY_WORKFLOW = {row.workflow: row for row in ACTIONS if row.workflow}
+#: Stories that another one goes over to, when it sees that the server stays where it is.
+BY_WORKFLOW |= {"resize_here": BY_WORKFLOW["resize"], "confirm_here": BY_WORKFLOW["confirm_resize"],
+                "revert_here": BY_WORKFLOW["revert_resize"]}
 
 
 def action(key: str, value: str | None = None) -> Action | None:
@@ -284,6 +287,9 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("confirm_resize", "leave"): "compute_confirm_resize",
     ("revert_resize", "stop"): "compute_revert_resize",
     ("revert_resize", "install"): "compute_finish_revert_resize",
+    ("resize_here", "remake"): "compute_finish_resize",
+    ("confirm_here", "drop"): "compute_confirm_resize",
+    ("revert_here", "remake"): "compute_finish_revert_resize",
     ("live_migrate", "place"): "conductor_live_migrate_instance",
     ("live_migrate", "offer"): "compute_check_can_live_migrate_source",
     ("live_migrate", "prepare"): "compute_check_can_live_migrate_destination",

@@ -142,6 +142,14 @@ def _receive(tools: Tools, command: Command) -> dict[str, Any]:
     return tools.driver.receive(_spec(command), peer, tools.read_image, tools.run)
 
 
+def _resize_here(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.resize_here(_spec(command), bool(command.args["runs"]), tools.run)
+
+
+def _settle_resize(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.settle_resize(_spec(command), bool(command.args["back"]), tools.run)
+
+
 def _install(tools: Tools, command: Command) -> DomainState:
     return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.run)
 
@@ -180,6 +188,8 @@ VERBS: dict[str, Verb] = {
     "prepare": Verb(_prepare, copies=True),
     "receive": Verb(_receive, copies=True),
     "install": Verb(_install, starts=True),
+    "resize_here": Verb(_resize_here, starts=True, copies=True),
+    "settle_resize": Verb(_settle_resize),
     "prepare_arrival": Verb(_prepare_arrival, copies=True),
     "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True),
     "arrived": Verb(_arrived),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from common import states
+from common.hardware import hardware, resources
 from common.models import Fitting, Flavor, GuestSpec, Interface, RequestSpec
 from common.states import BY_WORKFLOW
 from common.store import allocations, guests, hosts, zones
@@ -50,27 +51,52 @@ def is_copied(run: Run) -> bool:
     return not run.data.get("shared")
 
 
+#: The story of a resize that stays on its host; it begins where the place is claimed.
+HERE = "resize_here"
+
+
 # --- choosing the destination ---
 def spec_of(run: Run) -> RequestSpec:
     """What the server wants of a destination: its new flavor, its pinned zone, and another host."""
     args = run.action.args
     wanted = placing.spec(run, run.server.pinned_availability_zone, args.get("host"), forced=bool(args.get("forced")),
                           flavor=from_wire(Flavor, args["new_flavor"]))
+    if run.left.get("may_stay") or run.data.get("may_stay"):
+        return replace(wanted, holds_on=source(run), holds=old_resources(run))
     return replace(wanted, excluded=[*wanted.excluded, source(run)])
 
 
+def old_resources(run: Run) -> dict[str, int]:
+    """What the server has at the source."""
+    return resources(from_wire(Flavor, run.action.args["old_flavor"]), _properties(run))
+
+
+def _properties(run: Run) -> dict[str, str]:
+    return dict((run.server.image or {}).get("properties", {}))
+
+
 def propose(engine: Engine, runs: Sequence[Run]) -> None:
-    """Ask for destinations."""
+    """Ask for destinations. A resize may stay where it is if that is allowed, and the server has no parts of its host
+    for itself: it would need the old ones and the new ones."""
     placing.look_for_debts(engine, runs)
+    for run in runs:
+        args = run.action.args
+        run.left["may_stay"] = engine.may_resize_here and run.action.name == "resize" and not any(
+            hardware(from_wire(Flavor, args[which]), _properties(run)).needs_fitting
+            for which in ("old_flavor", "new_flavor"))
     placing.propose(engine, runs, spec_of)
 
 
 def claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     """Claim a destination for each, where its guest arrives; the migration holds now what it has at the source.
     Returns those that got one, each with what its source says of itself."""
-    taken = placing.take(tx, engine, runs, spec_of, lambda run: (source(run), run.action.args["migration"]))
-    for run, place in taken:
+    taken = []
+    for run, place in placing.take(tx, engine, runs, spec_of, lambda run: (source(run), run.action.args["migration"])):
         keep_place(run, place)
+        if place.host == source(run):
+            run.move(status="pre-migrating", dest_host=place.host)
+            continue
+        taken.append((run, place))
         guests.hold(tx, run.server.id, source(run), run.action.args["migration"])
         run.move(status="pre-migrating", dest_host=place.host)
     if taken:
@@ -79,10 +105,13 @@ def claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> list[tuple[Run
 
 
 def place(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    """``claim`` for a server whose files travel unless both hosts have them."""
+    """``claim`` for a server whose files travel unless both hosts have them. One that stays has a story of its own."""
     for run, _ in claim(tx, engine, runs):
         if is_copied(run) and not run.data["transfer"]:
             run.fail(f"Host {source(run)} gives no files to other hosts; its agent's log says why.")
+    for run in runs:
+        if run.data.get("placed") and stays(run):
+            run.become(HERE)
 
 
 def keep_place(run: Run, place: placing.Place) -> None:
@@ -104,9 +133,17 @@ def compare(tx: Connection, runs: Sequence[Run]) -> list[tuple[Run, dict[str, An
     return [(run, found.get(source(run), {})) for run in runs]
 
 
+def stays(run: Run) -> bool:
+    """Is the server resized where it is?"""
+    return dest(run) == source(run)
+
+
 def leave(tx: Connection, engine: Engine, run: Run) -> None:
     """Give the destination up: the server is where it was, and holds again what it had there."""
     if not run.data.pop("placed", False):
+        return
+    if stays(run):
+        allocations.stay(tx, run.action.args["migration"], run.server.id, source(run), old_resources(run))
         return
     placing.give_up(tx, run, known_dest(run), keeps_files=bool(run.data.get("shared")))
     returned(tx, run)

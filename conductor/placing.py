@@ -80,6 +80,7 @@ def take(tx: Connection, engine: Engine, runs: Sequence[Run], spec_of: SpecOf,
     wishes = {run.server.id: _wish(run, spec_of(run)) for run in runs}
     for run in runs if leaves is not None else ():
         wishes[run.server.id].leaves = leaves(run)        # type: ignore[misc]  # it was asked for in this line
+        wishes[run.server.id].has = spec_of(run).holds
     allocations.claim(tx, list(wishes.values()), engine.patience, engine.default_zone)
     taken = []
     for run in runs:

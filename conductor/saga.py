@@ -137,6 +137,7 @@ class Engine:
     shelved_offload_time: int = 0
     reclaim_interval: int = 0
     resize_confirm_window: int = 0
+    may_resize_here: bool = False
     fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
@@ -225,6 +226,11 @@ class Run:
     def due(self, step: str | None, **head: Any) -> None:
         """A conductor should go on at this step, at once."""
         self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, data=self.data, **head)
+
+    def become(self, workflow: str) -> None:
+        """Another story goes on from here: one that has a step of the same name."""
+        self.paused = True
+        self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None, data=self.data)
 
     def fail(self, text: str, details: str = "", retryable: bool = False) -> None:
         """This step definitely failed."""

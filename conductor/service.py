@@ -239,6 +239,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         default_zone=conf.scheduler.default_availability_zone,
         shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval,
         resize_confirm_window=conf.conductor.resize_confirm_window,
+        may_resize_here=conf.conductor.allow_resize_to_same_host,
         fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout))
 
     def settle_in(tx: Connection) -> None:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 NAMED = 1000     # most hosts that one selection names, so that an answer stays small
 _WANTED = attrgetter("project_id", "resources", "group", "availability_zone", "flavor", "image_id", "image_properties",
                      "required_traits", "forbidden_traits", "force_host", "requested_host", "excluded", "hints",
-                     "is_rebuild")
+                     "is_rebuild", "holds_on", "holds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class Wish:
     forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may
     have moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of
     the host, ``fitting`` says which it got. leaves: the host that the consumer leaves and the migration that holds from
-    now on what it has there. tried: builds failed on the host before this claim. refused: why the last host looked at
-    was not it.
+    now on what it has there; has: what that is, where the consumer may stay and needs only what it wants more. tried:
+    builds failed on the host before this claim. refused: why the last host looked at was not it.
     """
 
     consumer: str
@@ -45,10 +45,15 @@ class Wish:
     group: str | None = None
     hardware: Hardware | None = None
     leaves: tuple[str, str] | None = None
+    has: dict[str, int] = field(default_factory=dict)
     host: str | None = field(default=None)
     fitting: Fitting | None = field(default=None)
     tried: bool = field(default=False)
     refused: str = field(default="")
+
+    def stays(self, host: str | None) -> bool:
+        """Is this the host that the consumer would leave?"""
+        return self.leaves is not None and self.leaves[0] == host
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,8 @@ class _Room:
     max_unit: int
     step_size: int
 
-    def fits(self, amount: int) -> bool:
-        return amount <= self.free and self.min_unit <= amount <= self.max_unit and amount % self.step_size == 0
+    def fits(self, amount: int, has: int = 0) -> bool:
+        return amount - has <= self.free and self.min_unit <= amount <= self.max_unit and amount % self.step_size == 0
 
 
 @dataclass
@@ -100,8 +105,9 @@ class _Host:
             return "builds fail there"
         if wish.zone is not None and wish.zone != self.zone and not wish.forced:
             return f"not in zone {wish.zone}"
+        has = wish.has if wish.stays(name) else {}
         short = next((one for one, amount in amounts.items()
-                      if one not in self.rooms or not self.rooms[one].fits(amount)), None)
+                      if one not in self.rooms or not self.rooms[one].fits(amount, has.get(one, 0))), None)
         if short is not None:
             return f"short of {short}"
         if group is not None and not group.allows(wish.consumer, name):
@@ -114,8 +120,9 @@ class _Host:
 
     def take(self, wish: Wish, amounts: Mapping[str, int]) -> None:
         """The wish has it."""
+        has = wish.has if wish.stays(wish.host) else {}
         for resource_class, amount in amounts.items():
-            self.rooms[resource_class].free -= amount
+            self.rooms[resource_class].free -= max(0, amount - has.get(resource_class, 0))
         if wish.fitting is not None and self.parts is not None:
             self.parts.held.append(wish.fitting)
         wish.tried = self.failures > 0
@@ -151,18 +158,42 @@ def claim(tx: Connection, wishes: Sequence[Wish], patience: Patience | None = No
         host.take(wish, amounts)
         if group is not None:
             group.members.append((wish.consumer, wish.host))
-        rows += [{"provider_id": host.provider, "consumer_id": wish.consumer, "resource_class": name, "used": amount}
-                 for name, amount in amounts.items()]
-        holders.append({"id": wish.consumer, "type": "server", "project_id": wish.project_id, "user_id": wish.user_id})
+        rows += _rows(host.provider, wish.consumer, amounts)
+        holders.append(_holder(wish.consumer, "server", wish))
         if wish.leaves is not None and wish.leaves[0] in locked:
-            hand_over(tx, locked[wish.leaves[0]].provider, wish.consumer, wish.leaves[1])
-            holders.append({"id": wish.leaves[1], "type": "migration", "project_id": wish.project_id,
-                            "user_id": wish.user_id})
+            kept = _kept(tx, wish, locked[wish.leaves[0]].provider, amounts)
+            rows += kept
+            holders += [_holder(wish.leaves[1], "migration", wish)] if kept or not wish.stays(wish.host) else []
     if holders:
         _add_consumers(tx, holders)
         tx.execute(sa.insert(allocations), rows)
     if trials:
         tx.execute(sa.update(providers).where(providers.c.id.in_(sorted(trials))).values(failed_at=now()))
+
+
+def _rows(provider: int, consumer: str, amounts: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"provider_id": provider, "consumer_id": consumer, "resource_class": name, "used": amount}
+            for name, amount in amounts.items() if amount > 0]
+
+
+def _holder(consumer: str, kind: str, wish: Wish) -> dict[str, str]:
+    return {"id": consumer, "type": kind, "project_id": wish.project_id, "user_id": wish.user_id}
+
+
+def _kept(tx: Connection, wish: Wish, provider: int, amounts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What the migration holds where the consumer was: all that it had; of one that stays, what it needs no more and
+    would need again on its way back. Returns the rows that are new."""
+    assert wish.leaves is not None
+    if not wish.stays(wish.host):
+        hand_over(tx, provider, wish.consumer, wish.leaves[1])
+        return []
+    _drop(tx, provider, wish.consumer)
+    return _rows(provider, wish.leaves[1], {name: had - amounts.get(name, 0) for name, had in wish.has.items()})
+
+
+def _drop(tx: Connection, provider: int, consumer: str) -> None:
+    tx.execute(sa.delete(allocations).where(allocations.c.provider_id == provider,
+                                            allocations.c.consumer_id == consumer))
 
 
 def _first(wish: Wish, amounts: Mapping[str, int], group: server_groups.Hard | None, locked: Mapping[str, _Host]
@@ -272,6 +303,19 @@ def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
     if provider is not None:
         hand_over(tx, provider, migration, server)
     tx.execute(sa.delete(consumers).where(consumers.c.id == migration))
+
+
+def stay(tx: Connection, migration: str, server: str, host: str, amounts: Mapping[str, int] | None = None) -> None:
+    """A move of a server that stayed on its host is over: the migration holds nothing any more; with ``amounts`` the
+    server holds these again."""
+    provider = lock(tx, [host]).get(host)
+    if provider is None:
+        return
+    _drop(tx, provider, migration)
+    tx.execute(sa.delete(consumers).where(consumers.c.id == migration))
+    if amounts is not None:
+        _drop(tx, provider, server)
+        tx.execute(sa.insert(allocations), _rows(provider, server, amounts))
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:

@@ -88,6 +88,8 @@ def close(tx: Connection, row: states.Action, server_id: str, *, context: Reques
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
     """An admin says that the server is where it is: what an open move has anywhere else is a debt."""
     for move in open_of(tx, [server_id]).values():
+        if move.dest_host == move.source_host:
+            allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
             if row.wanted in (guests.KEPT, guests.ARRIVING):
                 guests.owe(tx, server_id, fence, host=row.host, may_run=False)
@@ -99,6 +101,9 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
     """Whatever moves of these servers are open have ended like this: something else has taken the servers."""
+    for move in open_of(tx, server_ids).values():
+        if move.dest_host == move.source_host:
+            allocations.stay(tx, move.uuid, move.server_id, move.source_host)
     tx.execute(sa.update(migrations).where(
         migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN)).values(status=status, updated_at=now()))
 

@@ -205,6 +205,16 @@ class Driver(Protocol):
         """A domain as ``spec`` says over the files that are here, started if ``runs`` (with ``spec.paused`` its CPUs
         wait), else off. Repeatable. After VerbFailed nothing of it runs."""
 
+    # --- a guest that is resized where it is ---
+    def resize_here(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        """The guest, which is off, becomes as ``spec`` says, once for this fence: what its files were is kept aside,
+        its disk grown, its domain defined anew, and started if ``runs``. Repeatable. After VerbFailed nothing runs."""
+
+    def settle_resize(self, spec: GuestSpec, back: bool, run: Run) -> DomainState:
+        """After ``resize_here``. ``back`` False: forget what was kept aside; the guest goes on as it is. True: the
+        guest, which is off, is again what it was, its domain as ``spec`` says, and stays off. Repeatable: with nothing
+        kept aside its files are right as they are."""
+
     # --- a guest that moves while it runs ---
     def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
                         run: Run) -> dict[str, Any]:

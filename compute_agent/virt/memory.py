@@ -17,14 +17,14 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, Im
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.memory_guest import Guest, made
 from compute_agent.virt.memory_host import state_of
-from compute_agent.virt.memory_moves import MemoryMoves
+from compute_agent.virt.memory_resize import MemoryResize
 from compute_agent.virt.memory_script import QUIET, Fail, Slow, wait
 from compute_agent.virt.wanted import still_demanded
 
 __all__ = ["QUIET", "Fail", "Guest", "MemoryDriver", "Slow"]
 
 
-class MemoryDriver(MemoryMoves):
+class MemoryDriver(MemoryResize):
     """Implements ``Driver``."""
 
     def inventory(self) -> HostInventory:

@@ -41,7 +41,8 @@ class Guest:
     that lasts (0: none). ``passwords``: user -> salt and hash. ``options``: of its hardware; ``fitting``: the parts of
     the host that are its own. ``root_gb``: the size of its disk; ``memory``: what its programs hold, until it is off.
     ``offered``: the hash of the secret that opens its files; ``received``: the fence under which they came here;
-    ``left``: the host that it went to while it ran. ``has_agent``, ``ignores_acpi`` and ``holds_interfaces`` (it lets
+    ``left``: the host that it went to while it ran. ``resized``: the fence under which it was resized here; ``aside``:
+    what it was before. ``has_agent``, ``ignores_acpi`` and ``holds_interfaces`` (it lets
     go of none while it runs) are what a test says of the guest."""
 
     power_state: int
@@ -71,6 +72,8 @@ class Guest:
     offered: str = ""
     received: int = 0
     left: str = ""
+    resized: int = 0
+    aside: dict[str, Any] | None = None
 
     def dress(self, spec: GuestSpec) -> None:
         """Give it the hardware of ``spec``; its disk only grows."""

@@ -13,6 +13,7 @@ from conductor.workflows import (
     rebuild,
     rescue,
     resize,
+    resize_here,
     shelve,
     snapshot,
 )
@@ -26,5 +27,5 @@ WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     interfaces.ATTACH_INTERFACE, interfaces.DETACH_INTERFACE, interfaces.ADD_SECURITY_GROUP,
     interfaces.REMOVE_SECURITY_GROUP,
     resize.RESIZE, resize.MIGRATE, resize.CONFIRM_RESIZE, resize.REVERT_RESIZE, live_migrate.LIVE_MIGRATE,
-    evacuate.EVACUATE,
+    evacuate.EVACUATE, resize_here.RESIZE_HERE, resize_here.CONFIRM_HERE, resize_here.REVERT_HERE,
     delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}

@@ -20,6 +20,9 @@ from common.wire import to_wire
 from conductor import debts, guest, moving, networks
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
+#: The same for a server that was resized where it is.
+CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"
+
 
 def _prepare(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "prepare", {"guest": to_wire(moving.spec(engine, run))}
@@ -30,7 +33,7 @@ def _prepared(tx: Connection, run: Run, result: Result) -> None:
     run.move(status="migrating")
 
 
-def _runs_again(tx: Connection, engine: Engine, run: Run) -> None:
+def runs_again(tx: Connection, engine: Engine, run: Run) -> None:
     """From here on the source may run it again."""
     if moving.ran(run):
         guests.want(tx, [run.server.id], guests.RUNNING, True)
@@ -70,11 +73,11 @@ def _install(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "install", {"guest": to_wire(moving.spec(engine, run)), "runs": moving.ran(run)}
 
 
-def _installed(tx: Connection, run: Run, result: Result) -> None:
+def installed(tx: Connection, run: Run, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
 
-def _moved(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def moved(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         run.set(launched_at=now(), progress=0)
         run.move(status="finished")
@@ -103,7 +106,7 @@ RESIZE = Workflow("resize", failed=_as_before, steps=(
     Step("prepare", "whatever could fail there fails while the server still runs", command=_prepare, at=moving.dest,
          done=_prepared, abandon=True),
     Step("stop", "the last moment at which its files may change; on the way back it is started again",
-         command=guest.stop, at=moving.source, done=guest.rests, undo=_runs_again, undo_command=guest.start,
+         command=guest.stop, at=moving.source, done=guest.rests, undo=runs_again, undo_command=guest.start,
          needed=moving.ran),
     Step("offer", "the files are what they will be; whoever has the secret may read them", command=moving.offer,
          at=moving.source, needed=moving.is_copied),
@@ -115,10 +118,10 @@ RESIZE = Workflow("resize", failed=_as_before, steps=(
     Step("switch", "one transaction: the place, the flavor, and which of the two guests may run", apply=_switch,
          undo=_switch_back),
     Step("install", "a definite failure still leads back; when it has succeeded nothing does", command=_install,
-         at=moving.dest, done=_installed, pivot=True),
+         at=moving.dest, done=installed, pivot=True),
     replace(networks.PLUG, needed=_waits),
     Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=_waits),
-    Step("finish", "the source is kept until somebody has looked at the server here", apply=_moved),
+    Step("finish", "the source is kept until somebody has looked at the server here", apply=moved),
 ))
 
 MIGRATE = replace(RESIZE, name="migrate")
@@ -127,9 +130,12 @@ MIGRATE = replace(RESIZE, name="migrate")
 # --- confirm ---
 def _confirm(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
+        if moving.stays(run):
+            run.become(CONFIRM_HERE)
+            continue
         _know(tx, run)
         run.move(status="confirming")
-    for run in debts.settle(tx, runs, moving.source):
+    for run in debts.settle(tx, [run for run in runs if not run.paused], moving.source):
         run.set(vm_state=states.STOPPED if run.server.power_state == states.SHUTDOWN else states.ACTIVE,
                 **moving.counted(run.action.args["new_flavor"]))
         run.move(status="confirmed")
@@ -149,21 +155,24 @@ CONFIRM_RESIZE = Workflow("confirm_resize", steps=(
 # --- revert ---
 def _begin(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
+        if moving.stays(run):
+            run.become(REVERT_HERE)
+            continue
         _know(tx, run)
         run.data["ran"] = run.server.power_state != states.SHUTDOWN
         run.move(status="reverting")
 
 
-def _ran_there(run: Run) -> bool:
+def ran_there(run: Run) -> bool:
     return bool(run.data.get("ran"))
 
 
-def _ran_before(run: Run) -> bool:
+def ran_before(run: Run) -> bool:
     return bool(run.action.args["before"] != states.STOPPED)
 
 
-def _runs_on(tx: Connection, engine: Engine, run: Run) -> None:
-    if not _ran_there(run):
+def runs_on(tx: Connection, engine: Engine, run: Run) -> None:
+    if not ran_there(run):
         return
     guests.want(tx, [run.server.id], guests.RUNNING, True)
     run.set(power_state=states.RUNNING)
@@ -173,7 +182,7 @@ def _turn_back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         kept = next(row for row in guests.places(tx, run.server.id) if row.host == moving.source(run))
         run.data["old_fitting"] = kept.fitting
-        moving.go_back(tx, engine, run, _ran_before(run))
+        moving.go_back(tx, engine, run, ran_before(run))
         run.set(**moving.counted(run.action.args["old_flavor"]))
         guests.owe(tx, run.server.id, run.fence, host=moving.known_dest(run), may_run=False,
                    keeps_files=bool(run.data.get("shared")))
@@ -181,12 +190,12 @@ def _turn_back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _install_back(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "install", {"guest": to_wire(moving.old_spec(engine, run)), "runs": _ran_before(run)}
+    return "install", {"guest": to_wire(moving.old_spec(engine, run)), "runs": ran_before(run)}
 
 
 def _leave(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs, moving.known_dest):
-        run.set(vm_state=states.ACTIVE if _ran_before(run) else states.STOPPED)
+        run.set(vm_state=states.ACTIVE if ran_before(run) else states.STOPPED)
         run.move(status="reverted")
 
 
@@ -204,13 +213,13 @@ def _not_reverted(tx: Connection, engine: Engine, run: Run, problem: StepFailed)
 
 
 def _waits_back(run: Run) -> bool:
-    return _ran_before(run) and networks.is_waiting(run)
+    return ran_before(run) and networks.is_waiting(run)
 
 
 REVERT_RESIZE = Workflow("revert_resize", failed=_not_reverted, steps=(
     Step("begin", "what is known of the two hosts is asked once", apply=_begin),
-    Step("restart", "only on the way back: it runs on where it is", undo=_runs_on, undo_command=guest.start,
-         needed=_ran_there),
+    Step("restart", "only on the way back: it runs on where it is", undo=runs_on, undo_command=guest.start,
+         needed=ran_there),
     Step("stop", "nothing may run there when it starts at the source; of a host whose guests are dead nothing does",
          command=guest.stop, at=moving.dest, done=guest.rests, dead_is_done=True),
     Step("bind", "as for the way there", outside=_bind_back, apply=networks.keep_plugged,
@@ -218,7 +227,7 @@ REVERT_RESIZE = Workflow("revert_resize", failed=_not_reverted, steps=(
     Step("switch", "from here on only the source may run it, and the destination owes its guest", apply=_turn_back,
          pivot=True),
     Step("install", "from the record, not from what the host remembers", command=_install_back, at=moving.source,
-         done=_installed),
+         done=installed),
     replace(networks.PLUG, needed=_waits_back),
     Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=_waits_back),
     Step("leave", "last: the server runs, and a destination that is down makes nobody wait", apply=_leave),

@@ -28,7 +28,7 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     if spec.excluded:
         others = np.ones(len(snapshot.names), np.bool_)
         others[[snapshot.rows[name] for name in spec.excluded if name in snapshot.rows]] = False
-        yield Check(others, "excluded after an earlier attempt")
+        yield Check(others, "where it is or was tried")
 
 
 def alive(snapshot: Snapshot) -> Iterable[Check]:
@@ -89,8 +89,12 @@ def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         if stock is None:
             yield Check(np.zeros(len(snapshot.names), np.bool_), f"without {name}")
             continue
+        free = stock.free
+        if spec.holds_on in snapshot.rows:
+            free = free.copy()
+            free[snapshot.rows[spec.holds_on]] += spec.holds.get(name, 0)
         yield Check(stock.most > 0, f"without {name}")
-        yield Check(stock.free >= amount, f"short of {name}", amount, stock.free, stock.free // amount)
+        yield Check(free >= amount, f"short of {name}", amount, free, free // amount)
         allowed = (amount >= stock.least) & (amount <= stock.most) & (amount % stock.step == 0)
         most = int(stock.most[~allowed].max(initial=0))
         yield Check(allowed, f"not able to give one server {amount} of {name}" + f" (at most {most})" * (most < amount))

@@ -55,7 +55,13 @@ def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence
             providers, providers.c.id == allocations.c.provider_id)):
         held[row.consumer_id, row.host][row.resource_class] = row.used
     places = {(row.holder or row.server_id, row.host): row for row in records}
-    for consumer, host in held.keys() - places.keys():
+    kept = {(move.uuid, move.source_host): _kept(live[move.server_id], move) for move in moves
+            if move.status in OPEN and move.dest_host == move.source_host and move.server_id in live}
+    for place in held.keys() & kept.keys():
+        if held[place] != kept[place]:
+            yield Finding("allocation-exact", place[0], f"holds {held[place]} on {place[1]} for the way back of a "
+                                                        f"resize, which needs {kept[place]} more")
+    for consumer, host in held.keys() - places.keys() - kept.keys():
         yield Finding("allocation-of-guest", consumer, f"holds resources on {host} where it has no guest")
     for server, host in places.keys() - held.keys():
         yield Finding("allocation-of-guest", server, f"has a guest on {host} without an allocation")
@@ -68,6 +74,13 @@ def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence
     known = set(tx.scalars(sa.select(consumers.c.id)))
     for consumer in {consumer for consumer, _ in held} ^ known:
         yield Finding("consumer", consumer, "consumer and allocations do not go together")
+
+
+def _kept(server: Row[Any], move: Row[Any]) -> dict[str, int]:
+    """What a resize on the same host keeps for its way back."""
+    old, new = (hardware.resources(from_wire(Flavor, flavor), _properties(server))
+                for flavor in (move.old_flavor, move.new_flavor))
+    return {name: amount - new.get(name, 0) for name, amount in old.items() if amount > new.get(name, 0)}
 
 
 Flavors = Mapping[tuple[str, str], dict[str, Any]]

@@ -230,7 +230,7 @@ def anti_affinity(host: Host, spec: RequestSpec, world: World) -> bool:
 def affinity(host: Host, spec: RequestSpec, world: World) -> bool:
     if spec.group != "group" or world.policy != "affinity" or not any(other.in_group for other in world.hosts):
         return True
-    return host.in_group > 0
+    return host.in_group == sum(other.in_group for other in world.hosts)     # one that moves is in two places
 
 
 # --- parts of the host ---

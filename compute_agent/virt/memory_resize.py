@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests in memory that are resized where they are: what the disk was is kept aside until that is settled.
+
+The part of ``virt.memory`` above its moves. Must stay true: what is kept aside is what the guest had before the first
+resize that nobody settled, however often a resize is repeated.
+"""
+from __future__ import annotations
+
+from common.models import DomainState, GuestSpec
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run, VerbFailed
+from compute_agent.virt.memory_guest import Guest
+from compute_agent.virt.memory_host import state_of
+from compute_agent.virt.memory_moves import MemoryMoves
+from compute_agent.virt.wanted import wanted
+
+
+class MemoryResize(MemoryMoves):
+    """The verbs of guests that are resized on their host, as ``Driver`` has them."""
+
+    def resize_here(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        after = self._begin("resize_here", spec.server, run)
+        wanted(spec)
+        with self._lock:
+            guest = self._guest(spec.server)
+            if guest.resized != spec.fence:
+                _refuse_active(guest)
+                if guest.aside is None:
+                    guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb}
+                guest.dress(spec)
+                guest.resized, guest.saved = spec.fence, False
+                self._write(spec.server, guest)
+        if runs:
+            self._before_start(spec.server, spec.interfaces, run)
+        with self._lock:
+            if runs:
+                state = self._start(spec.server, guest, spec.fence, spec.paused)
+            else:
+                guest.fence = spec.fence
+                self._power(spec.server, guest, SHUTDOWN)
+                state = state_of(spec.server, guest)
+        return self._end(state, after, run)
+
+    def settle_resize(self, spec: GuestSpec, back: bool, run: Run) -> DomainState:
+        after = self._begin("settle_resize", spec.server, run)
+        with self._lock:
+            guest = self._guest(spec.server)
+            if back:
+                _refuse_active(guest)
+                if guest.aside is not None:
+                    guest.disk.clear()
+                    guest.disk.update(guest.aside["disk"])
+                    guest.root_gb, guest.saved = guest.aside["root_gb"], False
+                guest.dress(spec)
+            guest.aside, guest.fence = None, spec.fence
+            self._write(spec.server, guest)
+        return self._end(state_of(spec.server, guest), after, run)
+
+
+def _refuse_active(guest: Guest) -> None:
+    if guest.power_state in (RUNNING, PAUSED):
+        raise VerbFailed("The server runs; stop it before it is resized.", details=f"power state {guest.power_state}")
