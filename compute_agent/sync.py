@@ -92,22 +92,18 @@ class Agent:
         elif command.verb == STEER:
             self._steer(command)
         else:
-            work = self._work[command.key] = Work(command, begun=self._journal.has_begun(command.key))
-            self._wished(work, command.args.get("wish", ""))
+            self._work[command.key] = Work(command, begun=self._journal.has_begun(command.key))
 
     def _steer(self, command: Command) -> None:
-        """Somebody wishes something of the work with this key; what is not in hand cannot be steered."""
+        """Somebody wishes something of the work with this key; what is not in hand cannot be steered. Nothing follows
+        an abort, and a migration that nobody has begun ends with it here."""
         work = self._work.get(command.args["key"])
-        if work is not None:
-            self._wished(work, command.args["wish"])
+        if work is not None and work.wish != "abort":
+            work.wish = command.args["wish"]
+            if work.wish == "abort" and work.does("moves") and not (work.running or work.begun):
+                self.ended(work, called_off(self._journal, work.command))
         self._results[command.key] = Result(command.key, command.server, command.fence, "done",
                                             {"in_hand": work is not None})
-
-    def _wished(self, work: Work, wish: str) -> None:
-        """Nothing follows an abort; one of a migration that nobody began ends it here."""
-        work.wish = work.wish if work.wish == "abort" else wish
-        if work.wish == "abort" and work.does("moves") and not (work.running or work.begun):
-            self.ended(work, called_off(self._journal, work.command))
 
     def take(self) -> Work | None:
         """The next command that may run now: one a server at a time, cancelled ones dropped. What is one too many of

@@ -13,8 +13,8 @@ from compute_agent.virt.driver import ABORTED
 from tests.unit.compute_agent.test_sync import Rig, command, taken
 
 
-def moving(action: str, **args: object) -> Command:
-    return Command(action, "migrate", 1, action, 1, 5, "live_migrate", args)
+def moving(action: str) -> Command:
+    return Command(action, "migrate", 1, action, 1, 5, "live_migrate")
 
 
 def steer(action: str, wish: str, of: str = "a", session: int = 5, fence: int = 1) -> Command:
@@ -110,12 +110,6 @@ def test_a_wish_passes_the_same_checks_as_any_command(rig: Rig) -> None:
     rig.agent.accept([steer("old", "abort", fence=2), steer("other", "abort", session=4, fence=3)])
     assert work.wish == ""
     assert {key: result.status for key, result in results(rig).items()} == {"old/steer/1": "refused"}
-
-
-def test_a_wish_is_told_with_the_command_when_it_is_sent_again(rig: Rig) -> None:
-    rig.agent.accept([moving("a", wish="complete"), moving("b", wish="abort")])
-    assert begun(rig).wish == "complete"
-    assert results(rig)["b/migrate/1"].error == ABORTED
 
 
 def test_a_migration_that_an_agent_had_begun_before_it_died_is_looked_after_and_not_called_off(tmp_path: Path) -> None:
