@@ -107,6 +107,21 @@ def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
     assert pair.destination.files == {}
 
 
+def test_a_guest_is_resized_where_it_is_and_back() -> None:
+    pair = Pair()
+    pair.source.ensure_stopped("s", 2, 0, QUIET)
+    large, small = to_wire(guest(3, LARGE)), to_wire(guest(5))
+    for _ in range(2):
+        done = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
+        assert (done.status, done.data) == ("done", {"power_state": RUNNING})
+    assert pair.source.guests["s"].vcpus == 2
+    assert pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True).status == "failed", "it runs"
+    pair.source.ensure_stopped("s", 5, 0, QUIET)
+    back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True)
+    assert (back.status, back.data) == ("done", {"power_state": SHUTDOWN})
+    assert (pair.source.guests["s"].vcpus, pair.source.guests["s"].root_gb) == (1, 1)
+
+
 @pytest.mark.parametrize("state", [RUNNING, PAUSED])
 def test_a_guest_moves_while_it_runs(state: int) -> None:
     pair = Pair()
@@ -158,4 +173,5 @@ def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
 def test_what_lets_a_running_guest_go_says_so() -> None:
     assert {name for name, verb in VERBS.items() if verb.moves} == {"live_migrate"}
     assert {name for name, verb in VERBS.items() if verb.copies} == {
-        "ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "prepare_arrival", "live_migrate"}
+        "ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "prepare_arrival",
+        "live_migrate", "resize_here"}

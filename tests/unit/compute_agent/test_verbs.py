@@ -83,12 +83,14 @@ def test_every_row_of_the_table_is_tried_above() -> None:
     assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent",
                           "ensure_paused", "ensure_suspended", "rebuild", "rescue", "unrescue", "inject_nmi",
                           "set_password", "snapshot", "attach_interface", "detach_interface", "offer", "prepare",
-                          "receive", "install", "prepare_arrival", "live_migrate", "arrived"}
+                          "receive", "install", "prepare_arrival", "live_migrate", "arrived",
+                          "resize_here", "settle_resize"}
 
 
 def test_whatever_may_start_a_guest_says_so() -> None:
     assert {name for name, verb in VERBS.items() if verb.starts} == {
-        "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue", "install", "live_migrate"}
+        "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue", "install", "resize_here",
+        "live_migrate"}
 
 
 def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
