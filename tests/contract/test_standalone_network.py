@@ -252,6 +252,34 @@ def test_a_bound_port_is_active_when_its_host_has_wired_it(rig: Rig, member: Any
         until(lambda: port["id"] not in host.description["ports"])
 
 
+def test_openstacksdk_moves_a_port_from_host_to_host(rig: Rig, member: Any) -> None:
+    network, _ = wired(member)
+    with rig.host() as one, rig.host("192.0.2.2") as two:
+        port, admin = bound(rig, network, one.name)["id"], rig.admin.network
+        made = admin.create_port_binding(port, host=two.name)
+        assert (made.status, made.vif_type, made.vnic_type) == ("INACTIVE", "bridge", "normal")
+        assert made.vif_details["bridge_name"] == f"brq{network[:11]}"
+        assert port in two.description["ports"]             # the answer has waited for the host
+        until(lambda: one.description["networks"][network]["peers"] == ["192.0.2.2"])
+        with pytest.raises(openstack.exceptions.ConflictException, match="already exists"):
+            admin.create_port_binding(port, host=two.name)
+        assert admin.activate_port_binding(port, two.name) is not None
+        with pytest.raises(openstack.exceptions.ConflictException, match="already active"):
+            admin.activate_port_binding(port, two.name)
+        assert {each.host: each.status for each in admin.port_bindings(port)} == {
+            one.name: "INACTIVE", two.name: "ACTIVE"}
+        shown = admin.get_port(port)
+        assert (shown.binding_host_id, shown.status) == (two.name, "ACTIVE")
+        with pytest.raises(openstack.exceptions.ConflictException, match="is the active one"):
+            admin.delete_port_binding(port, two.name)
+        admin.delete_port_binding(port, one.name)
+        assert [each.host for each in admin.port_bindings(port)] == [two.name]
+        until(lambda: port not in one.description["ports"])
+        assert admin.find_extension("binding-extended").name == "Port Bindings Extended"
+        with pytest.raises(openstack.exceptions.ForbiddenException, match="create_port_binding"):
+            member.network.create_port_binding(port, host=one.name)
+
+
 def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any) -> None:
     network, _ = wired(member)
     before = time.monotonic()
