@@ -17,6 +17,7 @@ from common import errors
 from common.models import HostInventory
 from common.store import aggregates, allocations, inventories, services
 from common.store.engine import for_update, insert_ignore, now
+from common.store.migrations import OPEN
 from common.store.providers import of_host
 from common.store.schema import (
     aggregate_hosts,
@@ -24,6 +25,7 @@ from common.store.schema import (
     heartbeats,
     host_images,
     hosts,
+    migrations,
     provider_aggregates,
     provider_traits,
     providers,
@@ -135,6 +137,10 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     if count(servers, servers.c.host == name, servers.c.deleted == 0):
         raise errors.Conflict("Unable to delete compute service that is hosting instances. Migrate or delete the "
                               "instances first.")
+    moving = count(migrations, migrations.c.status.in_(OPEN), sa.or_(
+        migrations.c.source_host == name, migrations.c.dest_host == name))
+    if moving:
+        raise _in_progress(there, moving)
     left = count(guests, guests.c.host == name)
     if left:
         raise errors.Conflict(f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
@@ -144,11 +150,15 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     held = tx.scalar(sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(
         allocations_table.c.provider_id == provider))
     if held:
-        raise errors.Conflict(f"{there}There are {held} in-progress migrations involving the host. Migrations must be "
-                              "completed or confirmed before the service can be deleted.")
+        raise _in_progress(there, held)
     uuid = sa.select(providers.c.uuid).where(providers.c.id == provider).scalar_subquery()
     if count(providers, providers.c.parent_uuid == uuid):
         raise errors.Conflict(f"{there}Resource providers were made by hand below it; delete them first.")
+
+
+def _in_progress(there: str, number: int) -> errors.Conflict:
+    return errors.Conflict(f"{there}There are {number} in-progress migrations involving the host. Migrations must be "
+                           "completed or confirmed before the service can be deleted.")
 
 
 # --- what the API shows ---

@@ -123,6 +123,24 @@ def test_a_host_that_was_deleted_and_still_runs_comes_back_as_a_new_one(cloud: C
     assert (after["host"], after["status"], after["id"] != before["id"]) == ("host1", "enabled", True)
 
 
+@pytest.mark.parametrize(("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)])
+@pytest.mark.parametrize("place", ["source_host", "dest_host"])
+def test_a_host_is_not_deleted_while_a_server_can_still_come_back(cloud: Cloud, place: str, status: str, answer: int
+                                                                  ) -> None:
+    service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
+    server = cloud.create()
+    with cloud.store.begin() as tx:
+        tx.execute(sa.insert(schema.migrations), {
+            "uuid": ids.new(), "server_id": server, "action_id": ids.new(), "project_id": "p", "user_id": "u",
+            "type": "resize", "status": status, place: "host1", "old_flavor": {}, "new_flavor": {}, "was": "active",
+            "created_at": 0, "updated_at": 0})
+        if answer == 409:
+            guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1, "wanted": guests.KEPT,
+                             "may_run": False}])
+    said = remove(cloud, service, "2.53", answer)
+    assert answer == 204 or "There are 1 in-progress migrations involving the host." in said
+
+
 def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     [provider] = cloud.rows(schema.providers)
