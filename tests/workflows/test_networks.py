@@ -261,3 +261,15 @@ def test_a_conductor_without_network_service_waits(cloud: Cloud) -> None:
     cloud.engine.networks = None
     with pytest.raises(errors.Unavailable):
         networks.service(cloud.engine)
+
+
+def test_a_binding_that_nobody_took_away_is_found(cloud: Cloud) -> None:
+    server = cloud.create()[0]
+    cloud.settle()
+    [port] = cloud.networks.ports(server)
+    assert cloud.findings() == []
+    other = next(host for host in cloud.hosts if host != port["binding:host_id"])
+    cloud.networks.bind_also(port, other)
+    assert [(found.invariant, found.subject) for found in cloud.findings()] == [("port-of-server", port["id"])]
+    cloud.networks.unbind_at(port["id"], other)
+    assert cloud.findings() == []

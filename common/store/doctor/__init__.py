@@ -130,7 +130,8 @@ def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Fi
     """The ports of servers, as the network service has them, against the records.
 
     Finds a port of no server, one that its server does not know, an interface without a port, and a port that is bound
-    to another host than its server. What an action has in hand is not judged.
+    to another host than its server, or to one more (in its ``bindings``, where who asked has added them). What an
+    action has in hand is not judged.
     """
     query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
         servers.c.deleted == 0, servers.c.action.is_(None))
@@ -147,6 +148,10 @@ def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Fi
         elif port["device_id"] != row.id or (port.get("binding:host_id") or None) != row.host:
             findings.append(Finding("port-of-server", port_id, f"is of {port['device_id']} on "
                                     f"{port.get('binding:host_id')}; server {row.id} is on {row.host}"))
+        more = [one["host"] for one in (port or {}).get("bindings", ()) if one["status"] != "ACTIVE"]
+        if more:
+            findings.append(Finding("port-of-server", port_id, f"is also bound to {', '.join(sorted(more))}, though "
+                                    f"server {row.id} is not moving"))
     return sorted(findings)
 
 
