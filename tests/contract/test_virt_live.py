@@ -277,21 +277,33 @@ def test_answer_that_was_lost_is_given_again(busy: Traveller) -> None:
     assert busy.here.driver.arrived(busy.spec, QUIET).power_state == RUNNING
 
 
-def test_guest_whose_migration_ended_unseen_goes_on_once_the_destination_says_that_it_is_not_there(
-        busy: Traveller) -> None:
-    """As libvirtd leaves it that died in the last moments: paused."""
+@pytest.mark.parametrize("has_arrived", [False, True])
+def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: Traveller, has_arrived: bool) -> None:
+    """libvirtd died in the last moments, and has left the guest paused."""
     to, libvirt = busy.prepared(), Connection(busy.uris[busy.at])
+    if has_arrived:
+        left = libvirt.describe(busy.server, stored=True)
+        busy.leaves(to)
+        libvirt.define(left)
+        libvirt.start(busy.server, paused=True)
+    else:
+        libvirt.pause(busy.server)
     libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
-    libvirt.pause(busy.server)
     agent = LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1)
     with pytest.raises(errors.NoAnswer, match="It is not known"):
         agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://10.251.7.99:1/system"}, False, QUIET)
-    assert busy.here.state(busy.server) == (PAUSED, busy.arrived)
-    with pytest.raises(VerbFailed, match="ended before its time"):
+    assert libvirt.find(busy.server).power_state == PAUSED
+    # The test is on no host: it goes to the destination's socket.
+    to["uri"] = busy.uris[1 - busy.at]
+    if has_arrived:
         agent.live_migrate(busy.spec, to, False, QUIET)
+        busy.came()
+    else:
+        with pytest.raises(VerbFailed, match="ended before its time"):
+            agent.live_migrate(busy.spec, to, False, QUIET)
+        busy.stayed()
     agent.close()
     libvirt.close()
-    busy.stayed()
 
 
 def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
