@@ -147,7 +147,8 @@ def _resize_here(tools: Tools, command: Command) -> DomainState:
 
 
 def _settle_resize(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.settle_resize(_spec(command), bool(command.args["back"]), tools.run)
+    return tools.driver.settle_resize(_spec(command), bool(command.args["back"]), int(command.args["resized"]),
+                                      tools.run)
 
 
 def _install(tools: Tools, command: Command) -> DomainState:

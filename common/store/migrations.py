@@ -18,6 +18,7 @@ from common.context import RequestContext
 from common.models import Flavor
 from common.store import actions, allocations, guests
 from common.store.engine import now, update_grouped
+from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
 from common.store.schema import hosts, migrations, servers
 from common.wire import to_wire
@@ -67,7 +68,8 @@ def begin(tx: Connection, row: states.Action, server_id: str, kind: str, *, cont
 def close(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
           project_id: str | None = None) -> str:
     """Let the action that confirms or reverts a finished move take the server; returns the action's id. Its args get
-    ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor`` and ``before`` (the vm_state before the move).
+    ``migration``, ``source``, ``dest``, ``old_flavor``, ``new_flavor``, ``before`` (the vm_state before the move) and
+    ``resized`` (the fence under which it was moved).
 
     Raises:
         NotFound, Locked, WrongState, Busy: as ``actions.begin``.
@@ -75,14 +77,15 @@ def close(tx: Connection, row: states.Action, server_id: str, *, context: Reques
     """
     found = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, found, context)
-    move = tx.execute(sa.select(migrations).where(
-        migrations.c.server_id == server_id, migrations.c.status == FINISHED).order_by(
-            migrations.c.id.desc()).limit(1)).first()
+    move = tx.execute(sa.select(migrations, actions_table.c.fence).select_from(migrations.join(
+        actions_table, actions_table.c.id == migrations.c.action_id)).where(
+            migrations.c.server_id == server_id, migrations.c.status == FINISHED).order_by(
+                migrations.c.id.desc()).limit(1)).first()
     if move is None:
         raise errors.BadRequest("Instance has not been resized.")
     return actions.begin(tx, row, server_id, context=context, project_id=project_id, args={
         "migration": move.uuid, "source": move.source_host, "dest": move.dest_host, "old_flavor": move.old_flavor,
-        "new_flavor": move.new_flavor, "before": move.was})
+        "new_flavor": move.new_flavor, "before": move.was, "resized": move.fence})
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:

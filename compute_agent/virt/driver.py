@@ -210,10 +210,11 @@ class Driver(Protocol):
         """The guest, which is off, becomes as ``spec`` says, once for this fence: what its files were is kept aside,
         its disk grown, its domain defined anew, and started if ``runs``. Repeatable. After VerbFailed nothing runs."""
 
-    def settle_resize(self, spec: GuestSpec, back: bool, run: Run) -> DomainState:
-        """After ``resize_here``. ``back`` False: forget what was kept aside; the guest goes on as it is. True: the
-        guest, which is off, is again what it was, its domain as ``spec`` says, and stays off. Repeatable: with nothing
-        kept aside its files are right as they are."""
+    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, run: Run) -> DomainState:
+        """After ``resize_here`` under the fence ``resized``. ``back`` False: forget what was kept aside; the guest goes
+        on as it is. True: the guest, which is off, is again what it was, its domain as ``spec`` says, and stays off.
+        Repeatable: with nothing kept aside under that fence its files are right as they are. What an older resize has
+        kept aside, which an admin's word has settled, is never taken back; the next resize gives it up."""
 
     # --- a guest that moves while it runs ---
     def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,

@@ -24,8 +24,7 @@ class MemoryResize(MemoryMoves):
             guest = self._guest(spec.server)
             if guest.resized != spec.fence:
                 _refuse_active(guest)
-                if guest.aside is None:
-                    guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb}
+                guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb, "resized": spec.fence}
                 guest.dress(spec)
                 guest.resized, guest.saved = spec.fence, False
                 self._write(spec.server, guest)
@@ -40,13 +39,13 @@ class MemoryResize(MemoryMoves):
                 state = state_of(spec.server, guest)
         return self._end(state, after, run)
 
-    def settle_resize(self, spec: GuestSpec, back: bool, run: Run) -> DomainState:
+    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, run: Run) -> DomainState:
         after = self._begin("settle_resize", spec.server, run)
         with self._lock:
             guest = self._guest(spec.server)
             if back:
                 _refuse_active(guest)
-                if guest.aside is not None:
+                if guest.aside is not None and guest.aside["resized"] == resized:
                     guest.disk.clear()
                     guest.disk.update(guest.aside["disk"])
                     guest.root_gb, guest.saved = guest.aside["root_gb"], False

@@ -45,7 +45,7 @@ def _change(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _change_back(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "settle_resize", {"guest": to_wire(moving.old_spec(engine, run)), "back": True}
+    return "settle_resize", {"guest": to_wire(moving.old_spec(engine, run)), "back": True, "resized": run.fence}
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
@@ -73,7 +73,7 @@ def _confirming(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _drop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "settle_resize", {"guest": to_wire(guest.spec(engine, run)), "back": False}
+    return "settle_resize", {"guest": to_wire(guest.spec(engine, run)), "back": False, "resized": run.action.args["resized"]}
 
 
 def _dropped(tx: Connection, run: Run, result: Result) -> None:
@@ -98,7 +98,8 @@ CONFIRM_HERE = Workflow("confirm_here", failed=_still_resized, steps=(
 
 # --- revert ---
 def _put_back(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "settle_resize", {"guest": to_wire(moving.old_spec(engine, run)), "back": True}
+    return "settle_resize", {"guest": to_wire(moving.old_spec(engine, run)), "back": True,
+                             "resized": run.action.args["resized"]}
 
 
 def _is_back(tx: Connection, run: Run, result: Result) -> None:
