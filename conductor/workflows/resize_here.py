@@ -73,7 +73,8 @@ def _confirming(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _drop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "settle_resize", {"guest": to_wire(guest.spec(engine, run)), "back": False, "resized": run.action.args["resized"]}
+    return "settle_resize", {"guest": to_wire(guest.spec(engine, run)), "back": False,
+                             "resized": run.action.args["resized"]}
 
 
 def _dropped(tx: Connection, run: Run, result: Result) -> None:
