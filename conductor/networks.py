@@ -86,7 +86,7 @@ def rebind(engine: Engine, run: Run) -> None:
 def rebind_to(engine: Engine, run: Run, host: str) -> None:
     """Bind the server's ports to this host, which need not be the server's yet or any more.
 
-    On the way back a host that cannot bind holds nobody up: its ports are bound there again with its next start.
+    On the way back a host that cannot bind now holds nobody up: the network service binds when it hears of it again.
     """
     networks, ports, tags = service(engine), [], []
     for one in of(run):

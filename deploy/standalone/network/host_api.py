@@ -66,6 +66,7 @@ class HostApi:
         with self._fabric.change() as change:
             host = change.connection.execute(_host(name)).one()
             _learn(change, host, told)
+            _bind_late(change, name)
             _settle(change, name, told["revision"], told.get("failed", {}))
         self._fabric.hosts.acknowledge(name, told["revision"])
         resp.status = falcon.HTTP_204
@@ -98,6 +99,16 @@ def _learn(change: Change, host: Row[Any], told: Body) -> None:
             change.touch(networks=change.connection.execute(outside).scalars())
     change.connection.execute(update(HOSTS).where(HOSTS.c.name == host.name).values(
         news | {"acknowledged": told["revision"]}))
+
+
+def _bind_late(change: Change, name: str) -> None:
+    """Ports that were bound while the host was silent are bound now."""
+    late = change.connection.execute(select(PORTS.c.id, PORTS.c.network_id).where(
+        PORTS.c.host == name, PORTS.c.vif_type == "binding_failed")).all()
+    if late:
+        change.connection.execute(update(PORTS).where(PORTS.c.id.in_([port.id for port in late])).values(
+            vif_type="bridge", bound_at=change.revision()))
+        change.touch(networks=[port.network_id for port in late], hosts=[name])
 
 
 def _settle(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:

@@ -164,6 +164,20 @@ def test_a_silent_host_fails_a_binding_until_it_asks_again(cloud: Network, clock
     assert set(description(cloud, "h1")["ports"]) == {port["id"]}
 
 
+def test_a_host_that_is_heard_again_gets_what_was_bound_meanwhile(cloud: Network, clock: Clock) -> None:
+    acknowledge(cloud, "h1", description(cloud, "h1")["revision"])
+    net, _ = cloud.wired()
+    clock.now += SILENCE_SECONDS + 1
+    port = bind(cloud, net, "h1")["id"]
+    acknowledge(cloud, "h1", description(cloud, "h1")["revision"])
+    told = description(cloud, "h1")
+    assert set(told["ports"]) == {port}
+    shown = cloud.get(f"/ports/{port}", **SERVICE)["port"]
+    assert (shown["status"], shown["binding:vif_type"]) == ("DOWN", "bridge")       # it was told, not yet done
+    acknowledge(cloud, "h1", told["revision"])
+    assert cloud.get(f"/ports/{port}", **SERVICE)["port"]["status"] == "ACTIVE"
+
+
 @pytest.mark.parametrize("body", [{}, {"revision": -1}, {"revision": 1, "tunnel_address": "x"},
                                   {"revision": 1, "failed": []}, {"revision": 1, "colour": "red"}])
 def test_a_host_that_talks_nonsense_is_refused(cloud: Network, body: Any) -> None:
