@@ -6,7 +6,7 @@ an evacuation is read here, again in every round. ``begin`` is ``migrations.begi
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from common.store import actions, migrations, services
 from common.store.engine import moment
 from common.store.guests import ABSENT
 from common.store.schema import actions as actions_table
-from common.store.schema import allocations, events, guests, providers, servers
+from common.store.schema import allocations, events, guests, hosts, providers, servers
 from common.store.schema import migrations as moves_table
 from common.wire import from_wire
 
@@ -64,8 +64,9 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A server's move. ``by``: who began it, as its action says; ``idle``: no action has the server now. Numbers of
-    ``progress`` in bytes, times in microseconds. ``message`` and ``step``: of an action that failed, why and where."""
+    """A server's move. ``by``: who began it, as its action's args say; ``idle``: no action has the server now;
+    ``gone``: it was deleted. ``failed``: the action that moves it did, for the reason ``message``, at ``step`` where
+    that was asked for. Numbers of ``progress`` in bytes, times in microseconds."""
 
     uuid: str
     server: str
@@ -80,6 +81,7 @@ class Move:
     vm_state: str = ""
     idle: bool = False
     gone: bool = False
+    failed: bool = False
     progress: dict[str, int] = field(default_factory=dict)
     message: str = ""
     step: str = ""
@@ -156,48 +158,45 @@ def _residents(tx: Connection, name: str) -> list[Resident]:
 
 def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
     query = sa.select(
-        moves_table, actions_table.c.args, servers.c.name, servers.c.vm_state, servers.c.action, servers.c.deleted,
+        moves_table, actions_table.c.args, actions_table.c.state, actions_table.c.message, servers.c.name,
+        servers.c.vm_state, servers.c.action, servers.c.deleted,
     ).select_from(moves_table.join(servers, servers.c.id == moves_table.c.server_id).outerjoin(
         actions_table, actions_table.c.id == moves_table.c.action_id)).where(*where).order_by(moves_table.c.id)
     return [Move(row.uuid, row.server_id, row.name, row.type, row.status, row.source_host, row.dest_host,
                  row.created_at, row.updated_at, (row.args or {}).get("by", ""), row.vm_state, row.action is None,
-                 bool(row.deleted), row.progress or {}) for row in tx.execute(query)]
+                 bool(row.deleted), row.state == "failed", row.progress or {}, row.message or "")
+            for row in tx.execute(query)]
 
 
 def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
-    """These moves, whatever has become of them, with the reason of those that failed."""
-    found = []
-    for move in _moves(tx, moves_table.c.uuid.in_(sorted(set(uuids)))):
-        step, message = _reason(tx, move.uuid)
-        found.append(replace(move, step=step, message=message))
-    return found
+    """These moves, whatever has become of them, with the step at which they failed."""
+    found = _moves(tx, moves_table.c.uuid.in_(sorted(set(uuids))))
+    query = sa.select(moves_table.c.uuid, events.c.step).select_from(
+        events.join(moves_table, moves_table.c.action_id == events.c.action_id)).where(
+        moves_table.c.uuid.in_([one.uuid for one in found]), events.c.event == "failed").order_by(events.c.seq)
+    steps = {row.uuid: row.step for row in tx.execute(query)}
+    return [replace(one, step=steps.get(one.uuid, "")) for one in found]
 
 
-def _reason(tx: Connection, uuid: str) -> tuple[str, str]:
-    """The last step that failed of the action that moves, and what was said."""
-    query = sa.select(events.c.step, events.c.message).select_from(events.join(
-        moves_table, moves_table.c.action_id == events.c.action_id)).where(
-        moves_table.c.uuid == uuid, events.c.event == "failed").order_by(events.c.seq.desc()).limit(1)
-    row = tx.execute(query).first()
-    return (row.step, row.message or "") if row is not None else ("", "")
-
-
-def begin(tx: Connection, host: str, key: str, server_id: str, kind: str, *, context: RequestContext, args: Values,
-          check: Callable[[Connection], None] | None = None) -> str:
-    """Begin to move a server that is on this host; returns the uuid of the migration.
-
-    ``check``: raises what forbids it, in the same transaction.
+def begin(tx: Connection, host: str, key: str, server_id: str, kind: str, *, context: RequestContext, args: Values
+          ) -> Move:
+    """Begin to move a server that is on this host.
 
     Raises:
-        Conflict: it is on another host by now. Else what ``migrations.begin`` and ``check`` raise.
+        Conflict: it is on another host by now. Else what ``migrations.begin`` raises.
     """
     actions.take_lock(tx, server_id, None)
     if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
         raise errors.Conflict(f"Instance {server_id} is not on host {host} any more.")
-    if check is not None:
-        check(tx)
     action = migrations.begin(tx, states.row(key), server_id, kind, context=context, args=args)
-    return str(tx.scalar(sa.select(moves_table.c.uuid).where(moves_table.c.action_id == action)))
+    [move] = _moves(tx, moves_table.c.action_id == action)
+    return move
+
+
+def lively(tx: Connection) -> set[str]:
+    """Hosts that take servers in while they run."""
+    return {row.name for row in tx.execute(sa.select(hosts.c.name, hosts.c.facts))
+            if ((row.facts or {}).get("migration") or {}).get("uri")}
 
 
 def debts(tx: Connection, host: str | None = None) -> list[Debt]:

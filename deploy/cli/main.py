@@ -22,6 +22,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
     ("hosts",): ("deploy.cli.hosts", "hosts", "list all hosts: zone, state, what is free, which are left out"),
+    ("host", "drain"): ("deploy.cli.drain", "drain", "disable a host and move its servers away, in the foreground"),
+    ("host", "restore"): ("deploy.cli.drain", "restore", "use a host again: take back a drain, or forced_down"),
+    ("host", "evacuate"): ("deploy.cli.evacuate", "evacuate", "make the servers of a dead host again elsewhere"),
     ("host", "debts"): ("deploy.cli.debts", "debts", "show what is left on hosts that have not removed it yet"),
     ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
@@ -32,13 +35,35 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 
 #: words that only begin others -> what those are about
 NOUNS = {"database": "the database's schema: upgrade, version", "consoles": "consoles that are open: list, end",
-         "host": "empty one host, or see what it owes: debts", "config": "the configuration file: sample, check"}
+         "host": "one host: drain, restore, evacuate, debts (hosts lists them all)",
+         "config": "the configuration file: sample, check"}
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
 
 _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
+_HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
+_DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
+_PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "default": 2, "metavar": "N",
+                                                        "help": "so many servers at a time; default: 2"})
+#: Options that exclude one another.
+_ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--live", {"action": "store_false", "dest": "cold", "help": "running servers move while they run; the default"}),
+    ("--cold", {"action": "store_true", "dest": "cold", "help": "running servers are stopped, moved and started"}))
 #: words -> what else the command takes, as ``add_argument`` does
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),
     ("hosts",): (_JSON,),
+    ("host", "drain"): (_HOST, *_ONE_OF, _DRY, _PARALLEL, (
+        "--wait", {"action": "store_true", "help": "stay until also those have gone that cannot go now"})),
+    ("host", "restore"): (_HOST,),
+    ("host", "evacuate"): (_HOST, _DRY, _PARALLEL, (
+        "--yes", {"action": "store_true", "help": "although many hosts are gone at once"})),
     ("host", "debts"): (("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}), _JSON),
     ("explain",): (
         ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
@@ -72,8 +97,10 @@ def parser() -> argparse.ArgumentParser:
                 made[words[0]] = noun.add_subparsers(required=True, metavar="VERB")
             command = made[words[0]].add_parser(words[1], help=text, description=text)
         command.set_defaults(module=module, function=function)
-        for name, properties in ARGUMENTS.get(words, ()):
-            command.add_argument(name, **properties)
+        taken = ARGUMENTS.get(words, ())
+        either = command.add_mutually_exclusive_group() if _ONE_OF[0] in taken else command
+        for name, properties in taken:
+            (either if name in dict(_ONE_OF) else command).add_argument(name, **properties)
     return top
 
 

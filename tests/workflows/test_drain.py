@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova host drain`` and ``evacuate`` on the simulator's cloud: what the operator sees, and what is true then."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from common import errors, states
+from common.store import migrations, services
+from common.store.engine import Store
+from compute_agent.virt.memory import Fail
+from deploy.cli import drain, evacuate
+from deploy.cli.moving import Hands
+from tests.workflows.simulator import FLAVOR, Cloud, Time
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass
+class Operator:
+    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: whether they have pressed Ctrl-C."""
+
+    cloud: Cloud
+    stops: Callable[[], bool] = never
+    said: list[str] = field(default_factory=list)
+    patience: int = 600
+
+    def hands(self) -> Hands:
+        return Hands(self.cloud.store, self.cloud.select, lambda: None, self.sleep, self.said.append,
+                     lambda: self.stops())
+
+    def sleep(self, seconds: float) -> None:
+        self.patience -= 1
+        assert self.patience > 0, "it never ends: " + "\n".join(self.said[-20:])
+        self.cloud.round()
+
+    def drain(self, host: str = "h1", *, cold: bool = False, dry_run: bool = False, parallel: int = 2,
+              wait: bool = False) -> int:
+        return drain.empty(self.hands(), host, cold=cold, dry_run=dry_run, parallel=parallel, wait=wait)
+
+    def evacuate(self, host: str = "h1", *, has_hook: bool = False, dry_run: bool = False, insists: bool = False
+                 ) -> int:
+        return evacuate.leave(self.hands(), host, has_hook=has_hook, silence=30, dry_run=dry_run, insists=insists)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    """Three hosts that have said hello."""
+    time = Time()
+    cloud = Cloud(Store("sqlite://", time=time), time, hosts=3)
+    cloud.round()
+    yield cloud
+    cloud.store.close()
+
+
+@pytest.fixture
+def operator(cloud: Cloud) -> Operator:
+    return Operator(cloud)
+
+
+def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
+    """On h1 three that run, one that is stopped, and one more, whose hard group has a member on each other host."""
+    ordinary = cloud.create(4, host="h1", forced=True)
+    group = cloud.group("anti-affinity")
+    bound = cloud.create(host="h1", forced=True, group=group)[0]
+    cloud.settle()
+    others = cloud.create(2, group=group)
+    cloud.settle()
+    cloud.ask(ordinary[3], "os-stop")
+    cloud.settle()
+    assert {cloud.show(server).host for server in [*ordinary, bound]} == {"h1"}
+    assert {cloud.show(server).host for server in others} == {"h2", "h3"}
+    return ordinary, bound, others
+
+
+def kinds(cloud: Cloud) -> dict[str, str]:
+    """The type of the last move of each server that has one."""
+    return {row.server_id: row.type for row in cloud.store.read(migrations.page)}
+
+
+def silence(cloud: Cloud, host: str) -> None:
+    """The host is cut off until it counts as down."""
+    cloud.cut.add(host)
+    for _ in range(60):
+        cloud.round()
+    assert not cloud.store.read(lambda tx: services.is_up(tx, host))
+
+
+# --- drain ---
+def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, others = five(cloud)
+    assert operator.drain() == 1
+    assert [cloud.show(server).vm_state for server in ordinary] == [states.ACTIVE] * 3 + [states.STOPPED]
+    assert "h1" not in {cloud.show(server).host for server in ordinary}
+    assert cloud.show(bound).host == "h1"
+    assert [kinds(cloud)[server] for server in ordinary] == ["live-migration"] * 3 + ["migration"]
+    assert cloud.migration(ordinary[3]).status == "confirmed"
+    assert f"{bound} (s, active) stays: no valid host: 3 hosts: " in operator.said[-2]
+    assert "1 servers left, 4 moved" in operator.said[-1]
+    assert cloud.findings() == []
+
+    cloud.ask(others[0], "delete")
+    cloud.settle()
+    assert operator.drain() == 0
+    assert operator.said[-1] == "host h1 is empty; 1 servers moved"
+    assert cloud.show(bound).host not in ("h1", cloud.show(others[1]).host)
+    assert cloud.findings() == []
+
+
+def test_a_drain_that_was_stopped_goes_on_where_it_was(cloud: Cloud, operator: Operator) -> None:
+    ordinary, _, _ = five(cloud)
+    operator.stops = lambda: "preparing" in operator.text
+    assert operator.drain() == 1
+    assert operator.said[-1].endswith("stopped; kilonova host drain h1 goes on")
+    assert sum(cloud.show(server).host != "h1" for server in ordinary) == 2, "those under way, and no more"
+    assert cloud.findings() == []
+    again = Operator(cloud)
+    assert again.drain() == 1
+    assert again.said[0].startswith("host h1 is disabled already: drained by kilonova host drain since 20")
+    assert "1 servers left, 2 moved" in again.said[-1]
+    assert {cloud.show(server).vm_state for server in ordinary} == {states.ACTIVE, states.STOPPED}
+    assert cloud.findings() == []
+
+
+def test_what_a_killed_drain_moved_cold_is_confirmed_by_the_next(cloud: Cloud, operator: Operator) -> None:
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    operator.patience = 2
+    with pytest.raises(AssertionError, match="it never ends"):
+        operator.drain(cold=True)
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.RESIZED
+    assert Operator(cloud).drain(cold=True) == 0
+    assert cloud.show(server).vm_state == states.ACTIVE and cloud.migration(server).status == "confirmed"
+    assert cloud.findings() == []
+
+
+def test_what_a_user_moved_is_the_users_to_confirm(cloud: Cloud, operator: Operator) -> None:
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.move(server, "migrate")
+    cloud.settle()
+    assert operator.drain() == 1
+    assert cloud.show(server).vm_state == states.RESIZED
+    assert f"openstack server resize confirm {server}" in operator.said[-2]
+    assert "0 servers left" in operator.said[-1]
+    cloud.close(server, "confirmResize")
+    assert operator.drain() == 0
+
+
+def test_a_dry_run_changes_nothing(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, _ = five(cloud)
+    before = cloud.store.read(lambda tx: services.list_all(tx, "h1"))
+    assert operator.drain(dry_run=True) == 1
+    assert operator.said[-1] == "4 of 5 would go; nothing was changed"
+    assert f"{bound} (s, active) stays: no valid host" in operator.text
+    assert all(server in operator.text for server in ordinary)
+    assert [row.disabled for row in cloud.store.read(lambda tx: services.list_all(tx, "h1"))] == [
+        row.disabled for row in before] == [False]
+    assert kinds(cloud) == {}
+
+
+def test_a_plan_counts_the_room_of_those_before(cloud: Cloud, operator: Operator) -> None:
+    """Two hosts with room for one each, and three servers."""
+    large = replace(FLAVOR, id="9", name="large", memory_mb=4096)
+    cloud.create(flavor=large, host="h2", forced=True)
+    cloud.create(flavor=large, host="h3", forced=True)
+    small = cloud.create(2, flavor=replace(large, memory_mb=3000), host="h1", forced=True)
+    more = cloud.create(flavor=replace(large, memory_mb=2000), host="h1", forced=True)
+    cloud.settle()
+    assert operator.drain() == 1
+    assert {cloud.show(server).host for server in small} == {"h2", "h3"}
+    assert cloud.show(more[0]).host == "h1", "the large ones go first"
+    assert cloud.findings() == []
+
+
+def test_cold_by_wish_and_what_is_paused_stays(cloud: Cloud, operator: Operator) -> None:
+    servers = cloud.create(2, host="h1", forced=True)
+    cloud.settle()
+    cloud.ask(servers[1], "pause")
+    cloud.settle()
+    assert operator.drain(cold=True) == 1
+    assert kinds(cloud) == {servers[0]: "migration"}
+    assert "drain without --cold" in operator.text
+    assert operator.drain() == 0
+    assert cloud.show(servers[1]).vm_state == states.PAUSED
+    assert cloud.findings() == []
+
+
+def test_a_move_that_fails_is_told_with_its_reason(cloud: Cloud, operator: Operator) -> None:
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.hosts["h1"].driver.script["live_migrate"] = [Fail("The memory changes too fast.")]
+    assert operator.drain() == 1
+    assert "its move ended error: The memory changes too fast." in operator.text
+    assert "mend that, then: kilonova host drain h1" in operator.said[-2]
+    assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h1", states.ACTIVE)
+    assert operator.drain() == 0
+    assert cloud.findings() == []
+
+
+def test_with_wait_it_stays_until_all_have_gone(cloud: Cloud, operator: Operator) -> None:
+    ordinary, bound, others = five(cloud)
+    cloud.hosts["h1"].driver.script["live_migrate"] = [Fail("The memory changes too fast.")]
+
+    def deletes() -> bool:
+        """After a while somebody deletes the member of the group that is in the way."""
+        if operator.patience == 500:
+            cloud.ask(others[0], "delete")
+        return False
+    operator.stops = deletes
+    assert operator.drain(wait=True) == 0
+    assert {cloud.show(server).host for server in [*ordinary, bound]} <= {"h2", "h3"}
+    assert cloud.findings() == []
+
+
+def test_what_does_not_work_where_it_arrived_goes_back(cloud: Cloud, operator: Operator) -> None:
+    """Its interfaces are wired there, and then it cannot go on."""
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.networks.wires_after = 2
+    for name in ("h2", "h3"):
+        cloud.hosts[name].driver.script["ensure_running"] = [Fail("No power.")]
+    assert operator.drain(cold=True) == 1
+    assert "its move ended reverted: No power." in operator.text
+    assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h1", states.ACTIVE)
+    assert cloud.findings() == []
+
+
+def test_a_host_that_is_enabled_meanwhile_is_left_alone(cloud: Cloud, operator: Operator) -> None:
+    servers = cloud.create(4, host="h1", forced=True)
+    cloud.settle()
+
+    def restores() -> bool:
+        if operator.patience == 598:
+            assert drain.give_back(cloud.store, "h1", operator.said.append) == 0
+        return False
+    operator.stops = restores
+    assert operator.drain(cold=True) == 1
+    assert operator.said[-1].endswith("somebody has enabled host h1 again")
+    assert sum(cloud.show(server).host == "h1" for server in servers) == 2
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}, "what was under way is confirmed"
+
+
+def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
+    cloud.create(2, host="h1", forced=True)
+    cloud.settle()
+    silence(cloud, "h1")
+    assert operator.drain() == 1
+    assert "If it is dead: kilonova host evacuate h1" in operator.said[-1]
+    assert kinds(cloud) == {}
+
+
+def test_that_no_scheduler_answers_is_waiting(cloud: Cloud, operator: Operator) -> None:
+    cloud.create(host="h1", forced=True)
+    cloud.settle()
+    cloud.lose = lambda kind: kind == "select" and operator.patience > 590
+    with pytest.raises(errors.NoAnswer):
+        operator.drain(dry_run=True)
+    assert operator.drain() == 0
+    assert operator.said.count("lost Trying again.") == 1
+
+
+def test_a_server_that_is_being_built_there_is_waited_for(cloud: Cloud, operator: Operator) -> None:
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.advance()
+    assert cloud.show(server).host == "h1" and cloud.show(server).vm_state == states.BUILDING
+    assert operator.drain() == 0
+    assert cloud.show(server).host in ("h2", "h3")
+
+
+def test_a_host_that_is_none(operator: Operator) -> None:
+    for command in (operator.drain, operator.evacuate):
+        with pytest.raises(errors.NotFound, match="There is no host h9"):
+            command("h9")
