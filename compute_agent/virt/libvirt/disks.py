@@ -8,15 +8,19 @@ Must stay true: a file named ``disk`` is complete, and only a rebuild makes it a
 """
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt import qcow2
 from compute_agent.virt.libvirt.domain_xml import Disk
@@ -77,6 +81,71 @@ def require(disk: Disk) -> None:
         raise VerbFailed("The server's files are not on this host's storage.", details=f"no {', '.join(missing)}")
 
 
+def require_space(folder: Path, count: int) -> None:
+    """VerbFailed unless the file system that has (or will have) the folder has so many bytes free."""
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    if free < count:
+        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
+                         f"{count / GIBIBYTE:.1f} GiB.", retryable=True, details=f"free space in {folder.parent}")
+
+
+def keep(disk: Disk, name: str, run: Run) -> None:
+    """Keep the disk, which is not in use, as it is, under a name; what has that name already stays. Of other names
+    nothing is kept."""
+    kept = _kept(disk, name)
+    for path in _all_kept(disk):
+        if path != kept:
+            path.unlink()
+    if not kept.exists():
+        _keep(disk, kept, run)
+
+
+def _keep(disk: Disk, kept: Path, run: Run) -> None:
+    part = aside(kept)
+    size, count = disk.path.stat().st_size, sparse.data_bytes(disk.path)
+    require_space(disk.path.parent, count)
+
+    def pieces() -> Iterator[tuple[int, bytes]]:
+        copied = 0
+        for offset, data in sparse.pieces(disk.path, size):
+            if run.cancelled():
+                raise Cancelled
+            yield offset, data
+            copied += len(data)
+            run.phase(f"copying disk {100 * copied // count} %")
+    try:
+        sparse.write(part, size, pieces())
+        os.replace(part, kept)
+    except OSError as error:
+        raise VerbFailed("The host could not keep the server's disk as it was.", retryable=True,
+                         details=f"{kept}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    _sync(kept.parent)
+
+
+def take_back(disk: Disk, name: str) -> None:
+    """The disk, which is not in use, is what was kept under this name; with nothing kept it stays."""
+    if _kept(disk, name).exists():
+        os.replace(_kept(disk, name), disk.path)
+        _sync(disk.path.parent)
+    forget(disk)
+
+
+def forget(disk: Disk) -> None:
+    """Keep nothing."""
+    for path in _all_kept(disk):
+        path.unlink()
+
+
+def _kept(disk: Disk, name: str) -> Path:
+    return disk.path.with_name(f"{disk.path.name}.{name}.kept")
+
+
+def _all_kept(disk: Disk) -> list[Path]:
+    return list(disk.path.parent.glob(f"{disk.path.name}.*.kept*"))
+
+
 def grow(disk: Disk, root_gb: int) -> None:
     """The disk, which is not in use, has at least ``root_gb`` GiB; it never shrinks. Repeatable."""
     _grow(disk, _inspected(disk.path, disk), root_gb)
@@ -109,8 +178,13 @@ def _link(disk: Disk, image: Cached | None) -> None:
     if image and disk.base:
         part = aside(disk.base)
         part.unlink(missing_ok=True)
-        # The second name also tells the cache that the image is used.
-        os.link(image.path, part)
+        try:
+            # The second name also tells the cache that the image is used.
+            os.link(image.path, part)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy(image.path, part)     # the servers' folders are on another file system, which hosts may share
 
 
 def adopt(disk: Disk) -> None:
@@ -160,6 +234,15 @@ def convert(disk: Disk, target: Path, run: Run) -> None:
         reason = said.read(1000).decode(errors="replace").strip()
     if status != 0:
         raise VerbFailed("The host could not copy the disk.", details=f"qemu-img ended with {status}: {reason}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+        _sync(target)
+    except OSError as error:
+        raise VerbFailed("The host could not store the image.", retryable=True, details=f"{target}: {error}") from error
 
 
 def _chain(disk: Disk) -> dict[str, object]:

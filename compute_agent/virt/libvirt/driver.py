@@ -36,6 +36,7 @@ from compute_agent.virt.libvirt import (
     live,
     moves,
     power,
+    resizes,
     snapshots,
 )
 from compute_agent.virt.libvirt.connection import Connection
@@ -86,7 +87,8 @@ class LibvirtDriver:
     def inventory(self) -> HostInventory:
         facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
         found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
-        return replace(found, facts={**found.facts, "migration": self._migration.facts})
+        return replace(found, facts={**found.facts, "migration": self._migration.facts,
+                                     "storage": host.storage_id(self._state_dir / "instances")})
 
     def boot_id(self) -> str:
         return host.boot_id()
@@ -201,6 +203,12 @@ class LibvirtDriver:
     def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
         moves.withdraw(self._guests.folder(spec.server))
         return self._patiently(run, lambda: self._guests.install(spec, runs, run))
+
+    def resize_here(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+        return self._patiently(run, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, run))
+
+    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, run: Run) -> DomainState:
+        return self._patiently(run, lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized, run))
 
     def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
                         run: Run) -> dict[str, Any]:

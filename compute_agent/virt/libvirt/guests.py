@@ -84,7 +84,7 @@ class Guests:
     def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
         """A domain over the files that are here. After VerbFailed nothing of it runs."""
         wanted(spec)
-        disks.require(_own(self.folder(spec.server), spec))
+        disks.require(own_disk(self.folder(spec.server), spec))
         found = self._libvirt.find(spec.server)
         if found and found.active and found.fence != spec.fence:
             raise VerbFailed("The server's guest was started on this host meanwhile; stop it first.",
@@ -111,7 +111,7 @@ class Guests:
             wanted(spec)
             plugs(spec.interfaces)
             open_folder(folder)
-            disk, drive = _own(folder, spec), folder / "config.new"
+            disk, drive = own_disk(folder, spec), folder / "config.new"
             try:
                 self._prepare(spec, spec.image, disk, read_image, run)
                 if spec.config_drive:
@@ -256,11 +256,12 @@ def described(spec: GuestSpec, home: Home, made: int, rescue: Rescue | None = No
     folder = home.folder
     return domain_xml(Domain(
         spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
-        _own(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
+        own_disk(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
         home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place))
 
 
-def _own(folder: Path, spec: GuestSpec) -> Disk:
+def own_disk(folder: Path, spec: GuestSpec) -> Disk:
+    """The server's disk as it is or will be in its folder."""
     return disks.described(folder, spec.image.disk_format if spec.image else None)
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ PROBE = bytes.fromhex(
     "1f00a07c"
 ).ljust(510, b"\0") + b"\x55\xaa"
 PROBE_STATUS = 33
+STORAGE_ID = ".storage-id"
 
 def boot_id() -> str:
     """Changes whenever the kernel of this host boots."""
@@ -102,6 +104,24 @@ def inventory(facts: Facts, state_dir: Path, virt_type: str, about: About) -> Ho
         reserved_memory_mb=about.reserved_memory_mb, reserved_disk_gb=about.reserved_disk_gb, pcpus=len(dedicated),
         cells=cells, devices=list(about.devices),
         facts={"supported_instances": capabilities.supported_instances(facts.capabilities, virt_type)})
+
+
+def storage_id(instances: Path) -> str:
+    """Whose servers' folders these are: the same text on two hosts if and only if they share them. Written once."""
+    path = instances / STORAGE_ID
+    if not path.exists():
+        part = path.with_name(f"{STORAGE_ID}.{uuid.uuid4().hex}.part")
+        with part.open("w") as file:
+            file.write(f"{uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, path)     # unlike a rename it never takes the place of another host's
+        except FileExistsError:
+            LOG.debug("another host wrote %s first", path)
+        finally:
+            part.unlink()
+    return path.read_text().strip()
 
 
 def place(libvirt: Connection, about: About, fitting: Fitting) -> Place:

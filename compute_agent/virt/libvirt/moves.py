@@ -15,7 +15,6 @@ import hmac
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -110,19 +109,11 @@ def _write(path: Path, content: bytes) -> None:
 
 
 # --- at the destination ---
-def require_space(folder: Path, count: int) -> None:
-    """VerbFailed unless the file system that has (or will have) the folder has so many bytes free."""
-    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-    if free < count:
-        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's files may take "
-                         f"{count / GIBIBYTE:.1f}.", retryable=True, details=f"free space in {folder.parent}")
-
-
 def prepare(images: ImageCache, folder: Path, spec: GuestSpec, read_image: ImageReader, run: Run) -> None:
     """Space and base image, unless storage is shared and the files are here."""
     if (folder / DISK).exists():
         return
-    require_space(folder, spec.flavor.root_gb * GIBIBYTE)
+    disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
     try:
         _fetch(images, spec, read_image, run)
     except (Missing, errors.Unavailable) as problem:
@@ -138,7 +129,7 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
         disks.grow(disk, spec.flavor.root_gb)
         return {"bytes": 0}
     copy = Copy(peer, spec.server, run, (CONFIG, DISK) if spec.config_drive else (DISK,))
-    require_space(folder, copy.left)
+    disks.require_space(folder, copy.left)
     open_folder(folder)
     drive = folder / CONFIG
     try:

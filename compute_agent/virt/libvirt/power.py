@@ -40,7 +40,7 @@ def refuse_active(libvirt: Connection, server: str) -> None:
     """VerbFailed when a QEMU here has the server's disk."""
     found = libvirt.find(server)
     if found and found.active:
-        raise VerbFailed("The server runs on this host.",
+        raise VerbFailed("The server runs on this host; stop it first.",
                          details=f"power state {found.power_state}, fence {found.fence}")
 
 
