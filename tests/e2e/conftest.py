@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clouds of this ring: one for the whole session, made by ``./deploy/up`` itself and removed by ``./deploy/down``,
-with a second host that takes guests only when a test opens it; and two without guests, each on two hosts in memory:
+with a second host that takes guests only when a test opens it; labs of three hosts that can be struck, made by
+``./deploy/lab`` (lab.py); and two without guests, each on two hosts in memory:
 one for tests of many servers, one that keeps what is deleted or shelved.
 
 They need root, and stand on ports of its own below /tmp, beside whatever else runs. With KILONOVA_HOME and
@@ -22,9 +23,12 @@ import pytest
 
 from deploy.cloud import Ports
 from deploy.commands import up
+from deploy.lab_hosts import Facts, Lab
 from deploy.servers import free_ports
 from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
+from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest, await_true
+from tests.e2e.watcher import Watcher
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
             "key_pairs": 1000}
@@ -97,6 +101,77 @@ def pair(cloud: Live) -> Iterator[Pair]:
             remove(one)
         await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
         cloud.judge()
+
+
+@dataclass(frozen=True)
+class MadeLab:
+    """A lab, what the command that made it said, and who watches it."""
+
+    live: LiveLab
+    said: subprocess.CompletedProcess[str]
+    watcher: Watcher
+
+
+@contextmanager
+def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
+    """A lab, watched from its first guest to its last; then nothing of it is anywhere. With KILONOVA_LAB (or
+    KILONOVA_SHARED_LAB) in the environment, the home of one that runs, that one is taken and left running."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root; run: ./deploy/test e2e")
+    given = os.environ.get("KILONOVA_SHARED_LAB" if shared else "KILONOVA_LAB")
+    lab = Lab.open(Path(given)) if given else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT)))
+    live = LiveLab(lab)
+    watcher = live.watcher().start()
+    try:
+        said = live.up()
+        if said.returncode != 0:
+            pytest.fail(f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
+        live.seed.admin.compute.update_quota_set(live.seed.demo.session.get_project_id(), **NO_LIMIT)
+        yield MadeLab(live, said, watcher)
+        assert watcher.violations == [], "\n".join(watcher.violations)
+    finally:
+        watcher.stop()
+        if not given:
+            gone = live.down()
+            assert (gone.returncode, live.processes(), live.in_kernel(), live.home.exists()) == (0, [], [], False), gone
+
+
+@pytest.fixture(scope="session")
+def lab_up() -> Iterator[MadeLab]:
+    with real_hosts(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def shared_lab_up() -> Iterator[MadeLab]:
+    with real_hosts(3, shared=True) as made:
+        yield made
+
+
+@contextmanager
+def watched(made: MadeLab) -> Iterator[LiveLab]:
+    """For one test: nobody saw two domains of a server run, and the lab is as it was."""
+    before = {server["id"] for server in made.live.rest().servers()}
+    with made.watcher.watching():
+        yield made.live
+        made.live.repair()
+        left = [server for server in made.live.rest().servers() if server["id"] not in before]
+        assert left == []
+        made.live.judge()
+
+
+@pytest.fixture
+def lab(lab_up: MadeLab) -> Iterator[LiveLab]:
+    """Three real hosts with storage of their own, described in lab.py."""
+    with watched(lab_up) as live:
+        yield live
+
+
+@pytest.fixture
+def shared_lab(shared_lab_up: MadeLab) -> Iterator[LiveLab]:
+    """Three real hosts whose guests' disks are in one folder."""
+    with watched(shared_lab_up) as live:
+        yield live
 
 
 @contextmanager

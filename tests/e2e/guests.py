@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real guests as a person reaches them: by ``ssh`` with a key, through a floating address.
 
-Every wait is bounded. ``orphans`` looks at what networks leave in the kernel and in the network service.
+Every wait is bounded. ``orphans`` looks at what networks leave in the kernel and in the network service. A ``Witness``
+is a guest that can tell what became of it: it wrote a canary on its disk when that was new, and counts in its memory
+since it booted. ``listener`` measures from outside how long nobody heard a guest.
 """
 from __future__ import annotations
 
+import base64
 import re
+import signal
 import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
@@ -121,6 +126,101 @@ def make(live: Live, name: str, **more: Any) -> Guest:
     return Guest(live, server, name, give_address(live, server))
 
 
+#: The first process of a witness. Its disk is used behind the image's partition: at 64 MiB is "canary", at 65 MiB are
+#: 4 MiB of noise, at 72 MiB is what it had counted about a second ago. The name of a count is new with each boot.
+TESTIMONY = b"""#!/bin/sh
+disk=/dev/vda
+if [ "$(dd if=$disk bs=1M skip=64 count=1 2> /dev/null | head -c 6)" != canary ]; then
+    dd if=/dev/urandom of=$disk bs=1M seek=65 count=4 conv=notrunc,fsync 2> /dev/null
+    echo canary | dd of=$disk bs=1M seek=64 conv=notrunc,fsync 2> /dev/null
+fi
+(
+    run=$(cat /proc/sys/kernel/random/uuid)
+    count=0
+    while :; do
+        count=$((count + 1))
+        echo "$run $count" > /run/counting
+        mv /run/counting /run/count
+        if [ $((count % 10)) = 1 ]; then
+            cat /run/count | dd of=$disk bs=1M seek=72 conv=notrunc,fsync 2> /dev/null
+            echo "kilonova tiny guest: counts $count of $run"
+        fi
+        usleep 100000
+    done
+) < /dev/null > /dev/console 2>&1 &
+"""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a witness says: the digest of its canary, the name of its count and how far it is, in memory and on disk."""
+
+    canary: str
+    run: str
+    count: int
+    written: tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Witness(Guest):
+    """A guest that runs ``TESTIMONY``."""
+
+    def account(self) -> Account:
+        """All that it can tell, once it counts."""
+        await_true(lambda: self.does("test -e /run/count"), BOOT, lambda: self.rest.console(self.server)[-2000:])
+        canary, memory, disk = self.run_lines(
+            "dd if=/dev/vda bs=1M skip=65 count=4 2> /dev/null | sha256sum; cat /run/count; "
+            "dd if=/dev/vda bs=1M skip=72 count=1 iflag=direct 2> /dev/null | head -n 1", 3)
+        run, count = memory.split()
+        written = disk.split()
+        return Account(canary.split()[0], run, int(count), (written[0], int(written[1])))
+
+    def run_lines(self, command: str, lines: int) -> list[str]:
+        """What a command says in so many lines."""
+        said = self.run(command).splitlines()
+        assert len(said) == lines, said
+        return said
+
+
+@contextmanager
+def witness(live: Live, name: str, host: str | None = None, **more: Any) -> Iterator[Witness]:
+    """A witness for the block, which begins on this host; it counts when the block begins."""
+    with live.only(live.cloud.hosts.index(host) + 1) if host else nullcontext():
+        made = make(live, f"{name}-{uuid.uuid4().hex[:6]}", user_data=base64.b64encode(TESTIMONY).decode(), **more)
+    found = Witness(live, made.server, made.name, made.floating)
+    try:
+        found.await_ssh()
+        found.account()
+        yield found
+    finally:
+        remove(found)
+
+
+@dataclass
+class Heard:
+    """When a guest answered, by this machine's clock in seconds; ``longest`` is the longest silence."""
+
+    answers: list[float]
+
+    @property
+    def longest(self) -> float:
+        return max((after - before for before, after in pairwise(self.answers)), default=float("inf"))
+
+
+@contextmanager
+def listener(guest: Guest, pause: float = 0.05) -> Iterator[Heard]:
+    """Ping a guest's floating address all the time; when the block is over, ``answers`` are known."""
+    heard = Heard([])
+    ping = subprocess.Popen(["ping", "-D", "-n", "-i", str(pause), guest.floating], stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield heard
+    finally:
+        ping.send_signal(signal.SIGINT)
+        said, _ = ping.communicate(timeout=30)
+        heard.answers += [float(found) for found in re.findall(r"^\[(\d+\.\d+)\] \d+ bytes from", said, re.MULTILINE)]
+
+
 def remove(guest: Guest) -> None:
     """Guest and floating address go, and nothing of them stays."""
     network = guest.live.seed.demo.network
@@ -148,7 +248,7 @@ def orphans(live: Live) -> list[str]:
     devices, macs = {f"tap{port.id[:11]}" for port in ports}, {port.mac_address for port in ports}
     found = [f"port {port.id} of server {port.device_id}" for port in ports
              if (port.device_owner or "").startswith("compute:") and port.device_id not in servers]
-    for number, _ in enumerate(live.cloud.hosts, 1):
+    for number in range(0 if live.cloud.apart else 1, len(live.cloud.hosts) + 1):
         links = kernel(live, number, "ip", "-o", "link")
         rules = kernel(live, number, "nft", "list", "ruleset")
         used = set(re.findall(r"\btap[0-9a-f]{8}-[0-9a-f]{2}\b", links + rules))

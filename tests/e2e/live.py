@@ -154,7 +154,7 @@ class Live:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "KILONOVA_"))}
         self.environment = kept | {"KILONOVA_HOME": str(home), "KILONOVA_PORT_BASE": str(base),
                                    "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
-                                   "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+                                   "no_proxy": self.cloud.address, "NO_PROXY": self.cloud.address}
         self.seed = Seed(self.cloud)
 
     # --- commands ---
@@ -288,13 +288,13 @@ class Live:
         found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.driver == "libvirt" else []
         for table, column in (("guests", "server_id"), ("allocations", "consumer_id"), ("consumers", "id")):
             found += [f"{table} {row}" for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)]
-        folders = (*self.home.glob("state*"), *self.home.glob("libvirt*"))
+        folders = (*self.home.glob("state*"), *self.home.glob("libvirt*"), *self.home.glob("instances"))
         return found + [str(path) for folder in folders for path in folder.rglob("*")
                         if server in str(path) and "log" not in path.relative_to(self.home).parts]
 
     def in_kernel(self) -> list[str]:
         """What of this cloud's networks there is in the machine's kernel, its own namespace and others."""
-        names = {Names.of(self.cloud.network_folder(number)).tag for number, _ in enumerate(self.cloud.hosts, 1)}
+        names = {Names.of(self.cloud.network_folder(number)).tag for number in range(len(self.cloud.hosts) + 1)}
         marks = [self.cloud.underlay.tag, str(self.cloud.underlay.external[1]), *(f"kn-{tag}" for tag in names),
                  *(f"kn_{tag}" for tag in names)]
         said = "".join(self.run(*command).stdout for command in (

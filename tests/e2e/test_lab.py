@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/lab``: three real hosts, struck one by one; and the watcher of all tests of moves, which must see what it
+is for. Moves themselves are in other files.
+"""
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import libvirt
+import pytest
+
+from deploy.lab_hosts import Facts, Lab
+from tests.e2e.conftest import MadeLab
+from tests.e2e.guests import listener, witness
+from tests.e2e.lab import SILENCE, LiveLab
+from tests.e2e.live import await_true
+from tests.e2e.watcher import MOMENT, WAYS
+
+#: Seconds that a boot of a host may take until its agent has said hello.
+HELLO = 60
+HOST = "lab2"
+
+
+def test_up_says_what_it_made_and_how_to_strike_it(lab_up: MadeLab) -> None:
+    said = lab_up.said.stdout
+    assert "[17/17]" in said and "3 hosts with storage of their own" in said
+    for words in ("lab1, lab2, lab3", "./deploy/lab status", "./deploy/lab kill lab1", "./deploy/lab down"):
+        assert words in said
+
+
+def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
+    boots = {host: lab.hello(host)[0] for host in lab.cloud.hosts}
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert len({machine, *boots.values()}) == 4
+    shown = {one.name: one for one in lab.seed.admin.compute.hypervisors(details=True)}
+    assert sorted(shown) == list(lab.cloud.hosts) and {one.state for one in shown.values()} == {"up"}
+    for number, host in enumerate(lab.cloud.hosts, 1):
+        assert Path(f"/proc/{lab.cloud.pid(f'agent-{number}' if number > 1 else 'agent')}/ns/net").stat().st_ino \
+            == Path(f"/run/netns/{lab.cloud.underlay.namespace(number)}").stat().st_ino
+        with asked(lab, host) as libvirtd:
+            assert libvirtd.getHostname() == host
+
+
+def test_status_shows_hosts_and_guests(lab: LiveLab) -> None:
+    with witness(lab, "shown", host=HOST) as guest:
+        said = lab.command("status").stdout
+        lines = [line.split() for line in said.splitlines()[1:]]
+        assert [HOST, "up", lab.cloud.host_address(2)] in lines
+        assert lines[lines.index([HOST, "up", lab.cloud.host_address(2)]) + 1] == [guest.server, "running"]
+
+
+def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
+    before = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.hello(h) for h in lab.cloud.hosts]
+    done = lab.up()
+    assert done.returncode == 0, done
+    after = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.hello(h) for h in lab.cloud.hosts]
+    assert before == after
+    done = lab.command("up", "2")
+    assert done.returncode == 1 and "is another one: 3 hosts" in done.stderr and "./deploy/lab down" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("kill", "rack1"), ("cut",), ("strike", HOST)])
+def test_mistake_strikes_nothing(lab: LiveLab, words: tuple[str, ...]) -> None:
+    done = lab.command(*words)
+    assert done.returncode == 1 and "What to do: " in done.stderr
+    assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
+
+
+def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
+    with witness(lab, "phoenix", host=HOST) as guest, witness(lab, "bystander", host="lab3") as other:
+        before, beside = guest.account(), other.account()
+        boot, sessions = lab.hello(HOST)
+        lab.strike("kill", HOST)
+        assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
+        assert "off" in lab.command("status").stdout
+        lab.strike("kill", HOST)                            # again, without harm
+        lab.await_host(HOST, "down", SILENCE)
+        assert lab.command("cut", HOST).returncode == 1
+        assert lab.place(guest.server) == HOST              # nobody moves it by itself
+
+        lab.strike("start", HOST)
+        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
+        assert lab.hello(HOST)[1] > sessions
+        await_true(lambda: lab.where(guest.server) == {HOST: "running"}, HELLO, lambda: lab.where(guest.server))
+        guest.await_ssh()
+        after = guest.account()
+        assert after.canary == before.canary and after.run != before.run
+        assert guest.rest.server(guest.server)["status"] == "ACTIVE"
+        assert other.account().run == beside.run and other.account().count > beside.count
+
+
+def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) -> None:
+    with witness(lab, "sleeper", host=HOST) as guest:
+        guest.rest.act(guest.server, "os-stop")
+        guest.rest.await_status(guest.server, "SHUTOFF")
+        boot, _ = lab.hello(HOST)
+        lab.strike("kill", HOST)
+        lab.strike("start", HOST)
+        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
+        lab.await_host(HOST)
+        assert lab.where(guest.server) == {HOST: "shutoff"}
+        assert guest.rest.server(guest.server)["status"] == "SHUTOFF"
+
+
+def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
+    with witness(lab, "island", host=HOST) as guest:
+        before, (boot, _) = guest.account(), lab.hello(HOST)
+        with listener(guest) as heard:
+            lab.strike("cut", HOST)
+            lab.strike("cut", HOST)
+            assert lab.lab.state(HOST) == "cut"
+            lab.await_host(HOST, "down", SILENCE)
+            assert lab.where(guest.server) == {HOST: "running"}
+            lab.strike("heal", HOST)
+            lab.await_host(HOST)
+            guest.await_ssh()
+        assert heard.longest > 5
+        after = guest.account()
+        assert (after.run, after.canary) == (before.run, before.canary) and after.count > before.count
+        assert lab.hello(HOST)[0] == boot and guest.rest.server(guest.server)["status"] == "ACTIVE"
+
+
+def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
+    with witness(lab, "fenced", host=HOST) as guest:
+        boot, _ = lab.hello(HOST)
+        lab.strike("cut", HOST)
+        hook = lab.cloud.fencing_hook
+        assert f"fencing_hook = {hook}\n" in lab.cloud.config().read_text()
+        for _ in range(2):
+            # With nothing but what the conductor has in its environment.
+            given = [f"{key}={value}" for key, value in lab.cloud.environment().items()]
+            done = lab.run("env", "-i", *given, hook, HOST)
+            assert (done.returncode, lab.lab.state(HOST), lab.where(guest.server)) == (0, "off", {}), done
+        assert [line for line in lab.processes() if "qemu-system" in line and guest.server in line] == []
+        assert lab.run(hook, "rack1").returncode == 1
+        lab.strike("start", HOST)
+        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
+        guest.await_ssh()
+
+
+def test_up_brings_struck_hosts_back(lab: LiveLab) -> None:
+    lab.strike("kill", "lab1")
+    lab.strike("cut", "lab3")
+    assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["off", "up", "cut"]
+    done = lab.up()
+    assert done.returncode == 0, done
+    assert [lab.lab.state(host) for host in lab.cloud.hosts] == ["up"] * 3
+
+
+def test_disks_of_a_shared_lab_are_in_one_folder(shared_lab: LiveLab) -> None:
+    with witness(shared_lab, "one", host="lab1") as one, witness(shared_lab, "two", host=HOST) as two:
+        folder = shared_lab.home / "instances"
+        assert {one.server, two.server} <= {path.name for path in folder.iterdir()}
+        for number in (1, 2, 3):
+            assert (shared_lab.cloud.state_folder(number) / "instances").resolve() == folder
+            assert not (shared_lab.cloud.state_folder(number) / "images").is_symlink()
+        shared_lab.strike("kill", HOST)
+        shared_lab.strike("start", HOST)
+        before = one.account()
+        two.await_ssh()
+        assert one.account().run == before.run
+
+
+def test_interrupted_lab_is_taken_down(tmp_path: Path, lab_up: MadeLab) -> None:
+    """Of one that only has its facts, and of one whose supervisor was killed."""
+    live = LiveLab(Lab.make(tmp_path / "half", Facts(2, False, 25390)))
+    done = live.down()
+    assert (done.returncode, live.home.exists()) == (0, False), done
+    assert live.command("status").returncode == 1
+
+
+# --- the watcher ---
+def spinning(server: str, disk: Path) -> str:
+    """A domain that needs nothing and works all the time: its disk's first sector jumps to itself."""
+    disk.write_bytes(b"\xeb\xfe".ljust(510, b"\0") + b"\x55\xaa")
+    domain = ET.Element("domain", type="qemu")
+    for name, text in (("name", f"spinning-{server}"), ("uuid", server), ("memory", "16384")):
+        ET.SubElement(domain, name).text = text
+    system = ET.SubElement(domain, "os")
+    ET.SubElement(system, "type", arch="x86_64", machine="pc").text = "hvm"
+    device = ET.SubElement(ET.SubElement(domain, "devices"), "disk", type="file", device="disk")
+    ET.SubElement(device, "driver", name="qemu", type="raw")
+    ET.SubElement(device, "source", file=str(disk))
+    ET.SubElement(device, "target", dev="hda", bus="ide")
+    return ET.tostring(domain, encoding="unicode")
+
+
+@contextmanager
+def asked(lab: LiveLab, host: str) -> Iterator[libvirt.virConnect]:
+    """A connection to a host's libvirtd."""
+    connection = libvirt.open(lab.uri(host))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None:
+    lab, server = lab_up.live, str(uuid.uuid4())
+    lab_up.watcher.ignored.add(server)          # it may see this, and must not fail for it
+    folders = [lab.cloud.state_folder(number) / f"spinning-{server}" for number in (1, 2)]
+    watcher = lab.watcher().start()
+    try:
+        with asked(lab, "lab1") as first, asked(lab, "lab2") as second:
+            here = first.createXML(spinning(server, folders[0]))
+            there = second.createXML(spinning(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED)
+            time.sleep(3 * MOMENT)
+            assert watcher.violations == [], "one that waits for a migration is paused, and runs nowhere else"
+            with pytest.raises(AssertionError, match=f"{server} ran on"), watcher.watching():
+                there.resume()
+                await_true(lambda: all(any(f"by {way}" in one for one in watcher.violations) for way in WAYS),
+                           10 * MOMENT, lambda: watcher.violations)
+            here.suspend()
+            time.sleep(MOMENT)
+            with watcher.watching():        # one goes on where the other stopped
+                time.sleep(2 * MOMENT)
+            here.destroy()
+            there.destroy()
+    finally:
+        watcher.stop()
+        for path in folders:
+            path.unlink(missing_ok=True)
+
+
+def test_watcher_that_does_not_look_fails(lab_up: MadeLab) -> None:
+    watcher = lab_up.live.watcher()
+    with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
+        time.sleep(1.1)

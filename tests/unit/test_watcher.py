@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the watcher of the e2e ring takes for a proof that two domains of one server ran at the same moment."""
+from __future__ import annotations
+
+from tests.e2e.watcher import MOMENT, Sighting, Sightings
+
+
+def story(*sightings: tuple[str, float]) -> list[str]:
+    """Each takes a tenth of a second."""
+    seen = Sightings("sight")
+    return [seen.note("s", Sighting(host, began, began + 0.1)) for host, began in sightings]
+
+
+def test_here_there_and_here_again_is_two() -> None:
+    *before, proof = story(("a", 0.0), ("b", 0.2), ("a", 0.4))
+    assert before == ["", ""] and "ran on a and b at the same moment" in proof
+
+
+def test_what_goes_on_elsewhere_is_one() -> None:
+    assert not any(story(("a", 0.0), ("a", 0.2), ("b", 0.4), ("b", 0.6)))
+
+
+def test_looks_that_overlap_prove_nothing() -> None:
+    assert not any(story(("a", 0.0), ("b", 0.05), ("a", 0.1), ("b", 0.15)))
+
+
+def test_there_and_back_in_a_while_is_one() -> None:
+    assert not any(story(("a", 0.0), ("b", 0.2), ("a", 0.2 + MOMENT)))
+
+
+def test_back_after_a_rest_is_one() -> None:
+    seen = Sightings("sight")
+    assert not seen.note("s", Sighting("a", 0.0, 0.1))
+    seen.rested("s", "a")
+    assert not seen.note("s", Sighting("b", 0.2, 0.3))
+    assert not seen.note("s", Sighting("a", 0.4, 0.5))
+
+
+def test_servers_do_not_mix() -> None:
+    seen = Sightings("sight")
+    assert not any(seen.note(server, Sighting(host, began, began + 0.1))
+                   for server, host, began in (("s", "a", 0.0), ("t", "b", 0.2), ("s", "a", 0.4)))
