@@ -7,34 +7,25 @@ filled. Must stay true: nothing here starts a guest from its disk, and files und
 """
 from __future__ import annotations
 
-import itertools
-import logging
 import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import errors
-from common.models import JSON, Fitting, GuestSpec, ImageRef
+from common.models import JSON, Fitting, GuestSpec
 from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.libvirt import capabilities, disks, layout, live, power
+from compute_agent.virt.libvirt import capabilities, disks, layout, live, moves, power
 from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection, Found
 from compute_agent.virt.libvirt.guests import Guests, Home, described, open_folder
 from compute_agent.virt.libvirt.hardware_xml import Place
-from compute_agent.virt.libvirt.images import GIBIBYTE, MEBIBYTE, Cached, ImageCache
+from compute_agent.virt.libvirt.images import GIBIBYTE, ImageCache
 from compute_agent.virt.wanted import wanted
 
-LOG = logging.getLogger(__name__)
-#: What libvirt calls the command line of QEMU.
-COMMAND_LINE = "qemu-argv"
 #: Seconds in which a guest whose migration is over must be here, whole.
 SETTLE_SECONDS, LOOK_EVERY = 10.0, 0.2
-#: What another host gives of a guest that runs.
-BASE, CONFIG = "base", "config"
 
 
 def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: live.Options, spec: GuestSpec,
@@ -42,7 +33,7 @@ def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: li
     """Whether the guest can come; if so its files are here but for what the migration brings. Returns what the source
     needs to know."""
     home = guests.home(spec)
-    _refuse(libvirt, options, spec, home, cpu)
+    _refuse(libvirt, guests, options, spec, cpu)
     if run.cancelled():
         raise Cancelled
     if shared:
@@ -93,7 +84,7 @@ def arrived(libvirt: Connection, guests: Guests, spec: GuestSpec, run: Run) -> F
     return power.find(libvirt, spec.server)
 
 
-def _refuse(libvirt: Connection, options: live.Options, spec: GuestSpec, home: Home, cpu: JSON) -> None:
+def _refuse(libvirt: Connection, guests: Guests, options: live.Options, spec: GuestSpec, cpu: JSON) -> None:
     """All that could be known now to go wrong later."""
     if not options.uri:
         raise VerbFailed("The host takes no servers in while they run.", retryable=True,
@@ -108,13 +99,7 @@ def _refuse(libvirt: Connection, options: live.Options, spec: GuestSpec, home: H
                          details=f"power state {found.power_state}, fence {found.fence}")
     if lacking := lacks(libvirt, cpu):
         raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
-    xml = described(spec, home, made=0)
-    try:
-        # What it would be started with: QEMU here has what is asked for.
-        libvirt.ask("make the hardware", lambda connection: connection.domainXMLToNative(COMMAND_LINE, xml, 0))
-    except VerbFailed as refused:
-        raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
-                         retryable=True) from refused
+    guests.check(spec)
 
 
 def lacks(libvirt: Connection, cpu: JSON) -> list[str]:
@@ -138,59 +123,18 @@ def _features(libvirt: Connection, cpu: JSON) -> set[str]:
 
 def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read_image: ImageReader, run: Run) -> None:
     """Base, an empty disk of its size, and the config drive as the guest knows it."""
-    needed, free = spec.flavor.root_gb * GIBIBYTE, shutil.disk_usage(folder.parent).free
-    if free < needed:
-        raise VerbFailed(f"The host has {free / GIBIBYTE:.1f} GiB of disk free and the server's disk may take "
-                         f"{needed / GIBIBYTE:.0f}.", retryable=True)
+    disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
     open_folder(folder)
-    image = None
-    if spec.image:
-        image = _image(images, spec.image, needed, peer, read_image, run)
+    copy = moves.Copy(peer, spec.server, run, (moves.CONFIG,) if spec.config_drive else ())
+    image = moves.fetch_base(images, spec, copy, read_image)
     run.phase("making disks")
-    disk = disks.described(folder, image.format if image else None)
+    disk, drive = disks.described(folder, image.format if image else None), folder / moves.CONFIG
     try:
         disks.prepare(disk, image, spec.flavor.root_gb)
+        if spec.config_drive:
+            copy.fetch(moves.CONFIG, disks.aside(drive))
+            os.replace(disks.aside(drive), drive)
         disks.adopt(disk)
     finally:
         disks.abandon(disk)
-    if spec.config_drive:
-        _receive(peer, CONFIG, folder / "config", run)
-
-
-def _image(images: ImageCache, image: ImageRef, most: int, peer: Peer, read_image: ImageReader, run: Run) -> Cached:
-    """From the image service; one that is not there any more, from the guest's own host."""
-    try:
-        return images.fetch(image, most, read_image, run)
-    except (VerbFailed, errors.Unavailable) as problem:
-        LOG.info("image %s comes from the server's host: %s", image.id, problem)
-        return images.fetch(image, most, lambda _: _contents(peer, BASE), run)
-
-
-def _receive(peer: Peer, name: str, path: Path, run: Run) -> None:
-    """One file, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        for chunk in _contents(peer, name):
-            if run.cancelled():
-                raise Cancelled
-            file.write(chunk)
-        file.flush()
-        os.fchmod(file.fileno(), 0o600)
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def _contents(peer: Peer, name: str) -> Iterator[bytes]:
-    """All bytes of a part, holes as zeros."""
-    size, at = next((part.size for part in peer.parts() if part.name == name), None), 0
-    if size is None:
-        raise VerbFailed("The server's host does not have the files that the guest needs here.", retryable=True,
-                         details=f"no part {name!r}")
-    for offset, data in itertools.chain(peer.read(name), [(size, b"")]):
-        while at < offset:
-            hole = min(offset - at, MEBIBYTE)
-            yield bytes(hole)
-            at += hole
-        if data:
-            yield data
-            at += len(data)
+        disks.aside(drive).unlink(missing_ok=True)
