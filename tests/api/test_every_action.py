@@ -34,9 +34,10 @@ def furnished_cloud(make_cloud: Callable[..., Cloud], networks: Networks) -> tup
     server, red = cloud.create(), networks.add_network("red", PROJECT)
     port = networks.add_port(red, PROJECT, device_id=server, security_groups=[networks.add_group("web", PROJECT)])
     cloud.rest(server, interfaces=[to_wire(Interface(port, red))])
+    [action] = cloud.rows(schema.actions)
     with cloud.store.begin() as tx:
         tx.execute(sa.insert(schema.migrations), {
-            "uuid": ids.new(), "server_id": server, "action_id": ids.new(), "project_id": PROJECT, "user_id": "u1",
+            "uuid": ids.new(), "server_id": server, "action_id": action.id, "project_id": PROJECT, "user_id": "u1",
             "type": "resize", "status": "finished", "source_host": "host2", "dest_host": "host1", "old_flavor": {},
             "new_flavor": {}, "was": "active", "created_at": 0, "updated_at": 0})
     return cloud, server
