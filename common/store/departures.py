@@ -49,7 +49,7 @@ class HostState:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A server on the host. ``busy``: what is being done to it, "" when it is idle."""
+    """A server on the host. ``busy``: the action that has it, "" when it is idle."""
 
     id: str
     name: str
@@ -60,6 +60,7 @@ class Resident:
     hints: Values = field(default_factory=dict)
     zone: str | None = None
     busy: str = ""
+    task_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def _residents(tx: Connection, name: str) -> list[Resident]:
         servers.c.memory_mb.desc(), servers.c.disk_gb.desc(), servers.c.name, servers.c.id)
     return [Resident(row.id, row.name, row.project_id, row.vm_state, from_wire(Flavor, row.flavor),
                      from_wire(ImageRef, row.image) if row.image else None, row.scheduler_hints,
-                     row.pinned_availability_zone, row.doing or "") for row in tx.execute(query)]
+                     row.pinned_availability_zone, row.doing or "", row.task_state) for row in tx.execute(query)]
 
 
 def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:

@@ -58,7 +58,7 @@ def leave(found: Hands, host: str, *, has_hook: bool, silence: int, dry_run: boo
 
 def _errand(host: str, has_hook: bool) -> Errand:
     return Errand(host, BY, f"{BY} {host}", plan.evacuated, _is_empty, lambda look: _ends(look, has_hook),
-                  kinds=frozenset({migrations.EVACUATION}), over_all=True, fatal="fence")
+                  kinds=frozenset({migrations.EVACUATION}), fatal="fence")
 
 
 def _is_empty(look: Look) -> bool:

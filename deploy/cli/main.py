@@ -53,8 +53,10 @@ _PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "defa
                                                         "help": "so many servers at a time; default: 2"})
 #: Options that exclude one another.
 _ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--live", {"action": "store_false", "dest": "cold", "help": "running servers move while they run; the default"}),
-    ("--cold", {"action": "store_true", "dest": "cold", "help": "running servers are stopped, moved and started"}))
+    ("--live", {"action": "store_false", "dest": "cold", "default": False,
+                "help": "running servers move while they run; the default"}),
+    ("--cold", {"action": "store_true", "dest": "cold", "default": False,
+                "help": "running servers are stopped, moved and started"}))
 #: words -> what else the command takes, as ``add_argument`` does
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),

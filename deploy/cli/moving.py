@@ -28,16 +28,15 @@ PATIENCE = 60 * SECOND            # for what ends by itself: other actions, debt
 RETRY = 60 * SECOND               # with --wait: after which those that could not go are tried again
 SETTLED = 3                       # times that a move is confirmed or reverted, should that fail
 WELL = ("completed", "confirmed", "done")
-_DELETES = ("delete", "forceDelete")
 
 
 @dataclass(frozen=True)
 class Errand:
     """What the two do differently.
 
-    by: who begins the moves; it stands in their actions. kinds: of moves that count as under way. over_all: also a
-    server that another action has is taken. ends: why it is over before the host is empty, "" while it is not.
-    fatal: a step whose failure is everybody's. again: the command to go on with.
+    by: who begins the moves; it stands in their actions. again: the command to go on with. kinds: of moves that count
+    as under way. ends: why it is over before the host is empty, "" while it is not. needs_up: the host itself must
+    answer. fatal: a step whose failure is everybody's.
     """
 
     host: str
@@ -47,7 +46,6 @@ class Errand:
     is_empty: Callable[[Look], bool]
     ends: Callable[[Look], str]
     kinds: frozenset[str]
-    over_all: bool = False
     needs_up: bool = False
     fatal: str = ""
 
@@ -70,17 +68,18 @@ def look_ahead(errand: Errand, hands: Hands, servers: list[Resident]) -> list[Pl
     Raises:
         NoAnswer: no scheduler answers.
     """
-    excluded: dict[str, set[str]] = {server.id: {errand.host} for server in servers}
-    for debt in hands.store.read(lambda tx: guests.debts_of(tx, list(excluded))):
-        excluded[debt.server_id].add(debt.host)
-    return plan.plan(servers, errand.way, hands.select, excluded=excluded,
+    owing: dict[str, list[str]] = {}
+    for debt in hands.store.read(lambda tx: guests.debts_of(tx, [server.id for server in servers])):
+        owing.setdefault(debt.server_id, []).append(debt.host)
+    return plan.plan(servers, errand.way, hands.select, host=errand.host, owing=owing,
                      lively=hands.store.read(departures.lively))
 
 
 @dataclass
 class Moving:
     """One run of the loop. left: who stays, and why; known: moves that were under way at the last look; told: when a
-    line was said of each; settled: how often each was asked to be confirmed or reverted."""
+    line was said of each; settled: how often each was asked to be confirmed or reverted; soon: servers that hosts may
+    take when they have removed old guests of theirs."""
 
     errand: Errand
     hands: Hands
@@ -91,6 +90,7 @@ class Moving:
     known: dict[str, Move] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
+    soon: set[str] = field(default_factory=set)
     took: list[float] = field(default_factory=list)
     moved: int = 0
     fatal: str = ""
@@ -205,16 +205,20 @@ class Moving:
         moving = {move.server for move in under_way}
         ready = [server for server in look.servers if server.id not in moving and not self._is_busy(server)]
         new = [server for server in ready if server.id not in self.plan and server.id not in self.left]
+        self.soon = set()
         if new and not held:
-            lines = look_ahead(self.errand, self.hands, new)
+            planned = look_ahead(self.errand, self.hands, new)
+            self.soon = {line.server.id for line in planned if line.soon and self._quiet(look.at) < PATIENCE}
+            lines = [line for line in planned if line.server.id not in self.soon]
             self.plan.update({line.server.id: line for line in lines})
             self.left.update({line.server.id: line.stays for line in lines if line.stays is not None})
-            self.hands.say(plan.table(lines))
-            self._forecast(look.at, under_way)
+            if lines:
+                self.hands.say(plan.table(lines))
+                self._forecast(look.at, under_way)
         return [self.plan[server.id] for server in ready if server.id in self.plan and server.id not in self.left]
 
     def _is_busy(self, server: Resident) -> bool:
-        return bool(server.busy) and (not self.errand.over_all or server.busy in _DELETES)
+        return plan.is_busy(server, self.errand.way(server))
 
     def _begin(self, at: int, lines: list[Planned]) -> None:
         for line in lines:
@@ -259,13 +263,17 @@ class Moving:
             self.quiet_since = look.at
             if self.wait:
                 self._sum_up(look)
-        since = look.at - self.quiet_since
+        since = self._quiet(look.at)
         if self.wait and since >= RETRY and self.left:
             self.left, self.plan, self.quiet_since = {}, {}, None
-        comes = (any(self._is_busy(server) for server in look.servers) or look.guests.get(guests.ABSENT)
+        comes = (self.soon or any(self._is_busy(server) for server in look.servers) or look.guests.get(guests.ABSENT)
                  or any(move.status in migrations.IN_PROGRESS for move in look.coming)
                  or any(not move.idle for move in look.leaving))
         return "" if self.wait or (comes and self._is_patient(since)) else f"to go on: {self.errand.again}"
+
+    def _quiet(self, at: int) -> int:
+        """For how long nothing has been under way."""
+        return at - self.quiet_since if self.quiet_since is not None else 0
 
     def _is_patient(self, since: int) -> bool:
         return self.wait or since < PATIENCE

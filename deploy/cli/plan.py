@@ -66,18 +66,20 @@ _NOWHERE = "make room, or change what it asks for (kilonova explain {id} says mo
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One line of a plan: to where, or why not."""
+    """One line of a plan: to where, or why not. ``soon``: hosts have still to remove old guests of the server, and it
+    may have one of them when they have."""
 
     server: Resident
     way: Way | None = None
     to: str = ""
     stays: Stays | None = None
+    soon: bool = False
 
 
 def drained(server: Resident, cold: bool) -> Way | Stays:
     """How a server leaves a host that runs."""
     if server.vm_state == states.PAUSED and cold:
-        return _PAUSED
+        return _of({states.PAUSED: _PAUSED}, server)
     if server.vm_state in (states.ACTIVE, states.PAUSED):
         return COLD if cold else LIVE
     return COLD if server.vm_state == states.STOPPED else _of(_STAYS, server)
@@ -90,17 +92,25 @@ def evacuated(server: Resident) -> Way | Stays:
     return _of(_DEAD, server)
 
 
+def is_busy(server: Resident, way: Way | Stays) -> bool:
+    """Has another action the server, which must end first?"""
+    if not server.busy or isinstance(way, Stays):
+        return bool(server.busy)
+    row = states.row(way.key)
+    return not (row.supersedes and server.task_state is not None and server.task_state in row.task)
+
+
 def _of(table: Mapping[str, Stays], server: Resident) -> Stays:
     found = table.get(server.vm_state, Stays("it is {state}", "openstack server show {id}"))
     return Stays(found.why.format(state=server.vm_state), found.then.format(id=server.id))
 
 
 def plan(servers: Sequence[Resident], way: Callable[[Resident], Way | Stays], select: Select, *,
-         excluded: Mapping[str, Collection[str]], lively: Collection[str]) -> list[Planned]:
+         host: str, owing: Mapping[str, Collection[str]], lively: Collection[str]) -> list[Planned]:
     """A line for each server, in their order, which is the order in which they take room.
 
     Args:
-        excluded: by server the hosts that it cannot go to: its own, and those that have not removed an old guest of it.
+        host: the one that they leave. owing: by server, hosts that have not removed an old guest of it yet.
         lively: hosts that take servers in while they run.
     Raises:
         NoAnswer: no scheduler answers.
@@ -112,13 +122,14 @@ def plan(servers: Sequence[Resident], way: Callable[[Resident], Way | Stays], se
             lines[server.id] = Planned(server, stays=found)
             continue
         try:
-            wanted.append(replace(spec(server), excluded=sorted(excluded.get(server.id, ()))))
+            wanted.append(replace(spec(server), excluded=[host, *owing.get(server.id, ())]))
             lines[server.id] = Planned(server, found)
         except errors.BadRequest as problem:
             lines[server.id] = Planned(server, stays=Stays(problem.text, _NOWHERE.format(id=server.id)))
     for start in range(0, len(wanted), AT_ONCE):
         for selection in select(wanted[start:start + AT_ONCE], start == 0):
-            lines[selection.server] = _placed(lines[selection.server], selection, lively)
+            placed = _placed(lines[selection.server], selection, lively)
+            lines[selection.server] = replace(placed, soon=placed.way is None and bool(owing.get(selection.server)))
     return [lines[server.id] for server in servers]
 
 
