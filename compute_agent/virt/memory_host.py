@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -27,6 +27,7 @@ from compute_agent.cpu_sets import CpuSets
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES, Fetches
 from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
+from compute_agent.virt.memory_arrivals import Folder, uri_of
 from compute_agent.virt.memory_console import Consoles
 from compute_agent.virt.memory_guest import BOOT_ID, FILES, HOST_ID, Guest, GuestFile, Storage, read_disk
 from compute_agent.virt.memory_script import QUIET, Fail, Slow, wait
@@ -68,11 +69,14 @@ class MemoryHost:
         self._consoles = Consoles()
         self._lock = threading.RLock()
         self._file = self._restored(GuestFile(Path(state_file))) if state_file else None
+        folder = Folder(Path(state_file).resolve().with_name("arrivals")) if state_file else None
+        #: Guests that come while they run.
+        self.arrivals: MutableMapping[str, bytes] = {} if folder is None else folder
+        self.uri = uri_of(host, str(folder.path) if folder is not None else self._host_id)
         self._join(storage or self._host_id)
 
     def _join(self, storage: str) -> None:
         """Be found by other hosts, and find one's disks on the storage."""
-        self.uri = f"memory://{self.name}/{self._host_id}"
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, Storage())
         for server, guest in (self.files | self.guests).items():
@@ -207,6 +211,7 @@ class MemoryHost:
 
     def _keep(self, server: str, guest: Guest) -> None:
         """A domain is made of these files."""
+        self.arrivals.pop(server, None)
         if self.files.pop(server, None) is not None:
             self._write(FILES + server, None)
         self.guests[server] = self.storage[server] = guest
@@ -218,6 +223,7 @@ class MemoryHost:
 
     def _forget(self, server: str, keep_files: bool) -> None:
         """Neither a domain nor files; ``keep_files``: what lies on the storage stays there."""
+        self.arrivals.pop(server, None)
         for whose, key in ((self.guests, server), (self.files, FILES + server)):
             if whose.pop(server, None) is not None:
                 self._write(key, None)

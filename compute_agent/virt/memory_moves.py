@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests in memory that move: their files through a peer while they are off, themselves while they run.
+"""Guests in memory that move while they are off: their files, through a peer.
 
-The part of ``virt.memory`` between the host and the other verbs. A guest's files are two parts, its disk and its
-record, and lie in ``MemoryHost.files`` where no domain is made of them. Live, a guest is handed from one host of this
-process to another (``MemoryHost.reachable``): it stands still here before it goes on there. Must stay true: whatever
-is repeated, at most one of the two hosts has it running.
+The part of ``virt.memory`` above its host; ``memory_live`` is next. A guest's files are two parts, its disk and its
+record, and lie in ``MemoryHost.files`` where no domain is made of them. Must stay true: what comes in part is nothing.
 """
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 from common import errors
 from common.models import DomainState, GuestSpec
 from common.wire import from_wire
-from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SHUTDOWN, ImageReader, Part, Peer, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, Part, Peer, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.memory_guest import Guest, made, read_disk
+from compute_agent.virt.memory_guest import Guest, read_disk
 from compute_agent.virt.memory_host import MemoryHost, state_of
-from compute_agent.virt.memory_script import QUIET, nap, wait
+from compute_agent.virt.memory_script import QUIET, wait
 from compute_agent.virt.wanted import wanted
 
 DISK, RECORD = "disk", "guest"
-CHUNK, MIBIBYTE = 1 << 20, 1 << 20
+CHUNK = 1 << 20
 
 
 class MemoryMoves(MemoryHost):
-    """The verbs of guests that move, as ``Driver`` has them."""
+    """The verbs of guests that move while they are off, as ``Driver`` has them."""
 
     def offer(self, server: str, fence: int, secret: str, run: Run) -> dict[str, Any]:
         after = self._begin("offer", server, run)
@@ -104,52 +101,6 @@ class MemoryMoves(MemoryHost):
                 state = state_of(spec.server, guest)
         return self._end(state, after, run)
 
-    def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        run: Run) -> dict[str, Any]:
-        after = self._begin("prepare_arrival", spec.server, run)
-        self._refuse_what_cannot_be(spec)
-        if lacking := _lacking(self.size.cpu_info, cpu):
-            raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
-        peer.parts()
-        with self._lock:
-            if shared and spec.server not in self.storage:
-                raise VerbFailed("The server's files are not on the storage of this host.", retryable=True)
-            here = self.guests.get(spec.server)
-            if here is None or here.received != spec.fence:
-                self._lay_down(spec, made(spec, {}))
-        wait(after, run)
-        return {"uri": self.uri, "address": self.name}
-
-    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
-        begun = time.monotonic()
-        journey = self._journey(spec.server, shared)
-        after = self._begin("live_migrate", spec.server, run, journey)
-        with self._lock:
-            gone = self.files.get(spec.server)
-            if spec.server not in self.guests and gone is not None and gone.left:
-                return {"bytes": 0, "job_seconds": 0.0}
-            self._active(spec.server)
-        run.phase("migrating")
-        journey(0, run)
-        size = self._hand_over(spec, to["uri"], shared)
-        seconds = time.monotonic() - begun
-        self._tell()
-        wait(after, run)
-        return {"bytes": size, "job_seconds": seconds}
-
-    def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
-        after = self._begin("arrived", spec.server, run)
-        with self._lock:
-            guest = self.guests.get(spec.server)
-            if guest is None:
-                raise VerbFailed("The server did not arrive on this host.", details=f"no domain {spec.server}")
-            guest.dress(spec)
-            guest.fence = spec.fence
-            self._write(spec.server, guest)
-            state = state_of(spec.server, guest)
-        return self._end(state, after, run)
-
-    # --- files ---
     def _offered(self, server: str, secret: str) -> Guest:
         guest = self.guests.get(server)
         if guest is None or not hmac.compare_digest(guest.offered, _hash(secret)):
@@ -201,75 +152,8 @@ class MemoryMoves(MemoryHost):
                              retryable=True)
         return replace(found, power_state=SHUTDOWN, saved=False, offered="")
 
-    # --- while it runs ---
-    def _journey(self, server: str, shared: bool) -> Callable[[float, Run], None]:
-        """What passes the time of a migration: it tells how far it is, and does what is wished."""
-        guest = self.guests.get(server)
-        totals = {"memory": guest.memory_mb * MIBIBYTE if guest else 0,
-                  "disk": len(guest.disk_image()) if guest and not shared else 0}
-
-        def pass_by(seconds: float, run: Run) -> None:
-            begun = time.monotonic()
-            while True:
-                part = min(1.0, (time.monotonic() - begun) / seconds) if seconds else 1.0
-                run.measured({f"{what}_{name}": size for what, total in totals.items() for name, size in (
-                    ("total", total), ("processed", int(total * part)), ("remaining", total - int(total * part)))})
-                if run.wish() == "abort":
-                    raise VerbFailed(ABORTED)
-                if part == 1.0 or run.wish() == "complete":
-                    wait(0, run)
-                    return
-                nap(run)
-        return pass_by
-
-    def _hand_over(self, spec: GuestSpec, uri: str, shared: bool) -> int:
-        """The guest stands still here, goes on there, and is no longer here; returns how many bytes that were."""
-        there = self.reachable.get(uri)
-        if there is None:
-            raise VerbFailed("The destination cannot be reached.", details=f"no host at {uri}", retryable=True)
-        assert isinstance(there, MemoryMoves)
-        with self._lock:
-            guest = self._active(spec.server)
-            traveller = from_wire(Guest, json.loads(json.dumps(asdict(guest))))
-            was, guest.power_state = guest.power_state, PAUSED
-        try:
-            there.take_in(spec, traveller, shared)
-        except BaseException:
-            guest.power_state = was
-            raise
-        with self._lock:
-            del self.guests[spec.server]
-            self._write(spec.server, None)
-            guest.power_state, guest.left = SHUTDOWN, uri
-            self._lay(spec.server, guest)
-            self._changed.append(spec.server)
-            self._consoles.end(spec.server)
-        return guest.memory_mb * MIBIBYTE + (0 if shared else len(guest.disk_image()))
-
-    def take_in(self, spec: GuestSpec, guest: Guest, shared: bool) -> None:
-        """A running guest comes. VerbFailed: this host was not prepared for it."""
-        with self._lock:
-            if spec.server in self.guests or spec.server not in self.files:
-                raise VerbFailed("The destination is not prepared for the server.", retryable=True,
-                                 details=f"no files, or a domain, of {spec.server} at {self.name}")
-            guest.disk = self.storage[spec.server].disk if shared else guest.disk
-            guest.dress(spec)
-            guest.fence, guest.received, guest.offered, guest.left = spec.fence, spec.fence, "", ""
-            self._keep(spec.server, guest)
-            self._write(spec.server, guest)
-            self._changed.append(spec.server)
-        self._tell()
-
-
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _lacking(ours: dict[str, Any], cpu: dict[str, Any]) -> list[str]:
-    """What ``cpu`` has and ours has not."""
-    if "arch" in cpu and cpu["arch"] != ours.get("arch"):
-        return [f"the architecture {cpu['arch']}"]
-    return sorted(set(cpu.get("features", ())) - set(ours.get("features", ())))
 
 
 def _contents(guest: Guest) -> dict[str, bytes]:

@@ -10,11 +10,11 @@ from common.models import DomainState, GuestSpec
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run, VerbFailed
 from compute_agent.virt.memory_guest import Guest
 from compute_agent.virt.memory_host import state_of
-from compute_agent.virt.memory_moves import MemoryMoves
+from compute_agent.virt.memory_live import MemoryLive
 from compute_agent.virt.wanted import wanted
 
 
-class MemoryResize(MemoryMoves):
+class MemoryResize(MemoryLive):
     """The verbs of guests that are resized on their host, as ``Driver`` has them."""
 
     def resize_here(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:

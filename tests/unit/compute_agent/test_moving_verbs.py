@@ -115,9 +115,10 @@ def test_a_guest_is_resized_where_it_is_and_back() -> None:
         done = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
         assert (done.status, done.data) == ("done", {"power_state": RUNNING})
     assert pair.source.guests["s"].vcpus == 2
-    assert pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True).status == "failed", "it runs"
+    refused = pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True, resized=3)
+    assert (refused.status, refused.error) == ("failed", "The server runs; stop it before it is resized.")
     pair.source.ensure_stopped("s", 5, 0, QUIET)
-    back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True)
+    back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True, resized=3)
     assert (back.status, back.data) == ("done", {"power_state": SHUTDOWN})
     assert (pair.source.guests["s"].vcpus, pair.source.guests["s"].root_gb) == (1, 1)
 
