@@ -2,6 +2,7 @@
 """What libvirt says of a host becomes an inventory: cells, CPUs, traits, and what guests can be."""
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from compute_agent.cpu_sets import CpuSets, opened
 from compute_agent.virt import traits
 from compute_agent.virt.libvirt import capabilities
 from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS
-from compute_agent.virt.libvirt.host import About, Facts, inventory
+from compute_agent.virt.libvirt.host import About, Facts, inventory, storage_id
 
 CPUS = "".join(f"<cpu id='{number}' siblings='{number % 2}-{number % 2 + 2}'/>".replace("-", ",")
                for number in (0, 1, 2, 3))
@@ -76,6 +77,15 @@ def test_inventory_of_a_host(tmp_path: Path) -> None:
                              "topology": {"sockets": 1, "cells": 1, "cores": 2, "threads": 2}}
     assert told == inventory(FACTS, tmp_path, "qemu", about), "told alike, or it would be told again every minute"
     assert inventory(replace(FACTS, cpus=8), tmp_path, "qemu", About()).vcpus == 8
+
+
+def test_hosts_that_share_folders_tell_the_same_storage(tmp_path: Path) -> None:
+    for name in ("one", "another"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "shared").symlink_to(tmp_path / "one")
+    told = storage_id(tmp_path / "one")
+    assert storage_id(tmp_path / "one") == storage_id(tmp_path / "shared") == told != storage_id(tmp_path / "another")
+    assert uuid.UUID(told) and [path.name for path in (tmp_path / "one").iterdir()] == [".storage-id"]
 
 
 def test_traits_promise_what_emulator_and_driver_both_can(tmp_path: Path) -> None:
