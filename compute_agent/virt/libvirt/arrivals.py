@@ -37,9 +37,7 @@ def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: li
     if run.cancelled():
         raise Cancelled
     if shared:
-        if not (home.folder / "disk").exists():
-            raise VerbFailed("The server's files are not on the storage of this host.", retryable=True,
-                             details=f"no {home.folder / 'disk'}, though both hosts say that they share storage")
+        disks.require(disks.described(home.folder, spec.image.disk_format if spec.image else None))
     else:
         _lay_out(home.folder, images, spec, peer, read_image, run)
     libvirt.undefine(spec.server)       # a description of when it was here before
@@ -116,13 +114,16 @@ def lacks(libvirt: Connection, cpu: JSON) -> list[str]:
 def _features(libvirt: Connection, cpu: JSON) -> set[str]:
     """Those that are named, and those of the model."""
     named = set(cpu.get("features", ()))
+    if not cpu.get("model"):
+        return named
     model = capabilities.cpu_xml(cpu)
     return named | set(capabilities.GuestCpu("").features(libvirt.ask(
         f"spell out the CPU {cpu.get('model')}", lambda connection: connection.baselineCPU([model], EXPAND_FEATURES))))
 
 
 def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read_image: ImageReader, run: Run) -> None:
-    """Base, an empty disk of its size, and the config drive as the guest knows it."""
+    """Base, an empty disk of its size, and the config drive as the guest knows it. What an earlier try has left of the
+    disk goes: the migration fills in only what the guest has written."""
     disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
     open_folder(folder)
     copy = moves.Copy(peer, spec.server, run, (moves.CONFIG,) if spec.config_drive else ())
