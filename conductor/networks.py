@@ -152,7 +152,7 @@ def withdraw_there(engine: Engine, run: Run) -> None:
 
 def forget_source(engine: Engine, run: Run) -> None:
     """The server's ports are not bound to the host any more that it has left."""
-    _unbind_at(engine, run, run.data.get("source"))
+    _unbind_at(engine, run, run.data["source"])
 
 
 def _unbind_at(engine: Engine, run: Run, host: str | None) -> None:
