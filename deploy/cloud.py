@@ -244,11 +244,11 @@ class Cloud:
 
     def launch(self) -> None:
         """Start the supervisor with the broker and libvirt first, or bring a running one up to date."""
-        for marker in self.run.glob("*.down"):
-            marker.unlink()
         programs = self.programs()
         if self.is_joined:
             self.underlay.make(len(self.hosts))
+        for marker in self.run.glob("*.down"):
+            marker.unlink()
         if self.supervisor() is None:
             supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
             self._start_supervisor()

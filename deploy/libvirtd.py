@@ -34,6 +34,8 @@ DAEMONS = ("virtlogd", "libvirtd")
 PACKAGES = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system qemu-system-x86 qemu-utils"
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG = 1
+#: Instead of the file of a namespace: the one that we are in, with the devices that /sys shows already.
+HERE = Path("/proc/self/ns/net")
 LONGEST_STATE_DIR, PAUSE_BEFORE_RESTART = 80, 0.5
 
 
@@ -118,7 +120,7 @@ def serve(state_dir: Path, host: tuple[Path, str] | None = None, address: str = 
         _unshare(CLONE_NEWNS | CLONE_NEWPID)
         child = os.fork()
         if child == 0:
-            os._exit(_first_process(state_dir, own_network=host is not None, listens=bool(address)))
+            os._exit(_first_process(state_dir, own_network=host is not None and host[0] != HERE, listens=bool(address)))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, frame: os.kill(child, signal.SIGTERM))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

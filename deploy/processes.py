@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from deploy.broker import USER as BROKER_USER
 from deploy.environment import VENV
+from deploy.libvirtd import HERE
 from deploy.packages import ROOT
 from deploy.supervise import Program
 
@@ -28,8 +29,7 @@ NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 SERVICES = ("api", "conductor", "scheduler", "placement")
 #: What the machine calls itself in the network service of a lab.
 GATEWAY = "gateway"
-#: Instead of a namespace: the one that a process is in already.
-OWN_NETWORK, NSENTER = Path("/proc/self/ns/net"), "/usr/bin/nsenter"
+NSENTER = "/usr/bin/nsenter"
 
 
 def programs(cloud: Cloud) -> list[Program]:
@@ -43,7 +43,7 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
     for number, host in enumerate(cloud.hosts, 1) if cloud.driver == "libvirt" else ():
-        network = [str(cloud.namespace(number) or OWN_NETWORK), host, cloud.host_address(number)]
+        network = [str(cloud.namespace(number) or HERE), host, cloud.host_address(number)]
         yield _program(cloud, numbered("libvirtd", number), [
             *_inside(cloud, number), sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve",
             str(cloud.libvirt_folder(number)), *(network if cloud.is_joined else [])])
