@@ -92,7 +92,8 @@ class Agent:
         elif command.verb == STEER:
             self._steer(command)
         else:
-            self._work[command.key] = Work(command, begun=self._journal.has_begun(command.key))
+            work = self._work[command.key] = Work(command)
+            work.begun = work.does("moves") and self._journal.has_begun(command.key)
 
     def _steer(self, command: Command) -> None:
         """Somebody wishes something of the work with this key; what is not in hand cannot be steered. Nothing follows
