@@ -40,8 +40,8 @@ def leave(found: Hands, host: str, *, has_hook: bool, silence: int, dry_run: boo
         NoAnswer: a dry run, and no scheduler answers.
     """
     look = found.store.read(lambda tx: departures.look(tx, host))
-    refused = _ends(look, has_hook) or ("" if insists else too_many(
-        found.store.read(departures.host_states).values(), look.at, silence))
+    refused = ("" if insists else too_many(found.store.read(departures.host_states).values(), look.at, silence)
+               ) or _ends(look, has_hook)
     errand = _errand(host, has_hook)
     if dry_run:
         status = rehearse(errand, found, parallel)

@@ -117,6 +117,8 @@ class Moving:
         look = self.hands.store.read(lambda tx: departures.look(tx, self.errand.host))
         under_way = [move for move in look.leaving if self._is_ours(move) or (
             move.kind in self.errand.kinds and move.status in migrations.IN_PROGRESS)]
+        here = {server.id for server in look.servers}
+        self.plan = {server: line for server, line in self.plan.items() if server in here}
         self._tell(look.at, under_way)
         if self.errand.is_empty(look):
             self.hands.say(f"host {look.host.name} is empty; {self.moved} servers moved")
