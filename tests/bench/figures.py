@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,8 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
     bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
 
 
-def main() -> int:
-    """Start everything, measure, print, stop everything."""
+def run(work: Callable[[Bench], None], hosts: int) -> int:
+    """Start everything, measure by ``work``, print, stop everything."""
     with tempfile.TemporaryDirectory(prefix="kilonova-bench-") as folder, Servers(Path(folder) / "servers") as servers:
         Path(folder).chmod(0o755)
         broker, database = servers.start("rabbitmq"), servers.start("mariadb")
@@ -217,17 +218,22 @@ def main() -> int:
         with admin.connect() as connection:
             connection.exec_driver_sql("CREATE DATABASE bench CHARACTER SET utf8mb4")
             connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
-        names = tuple(f"h{number}" for number in range(1, HOSTS + 1))
+        names = tuple(f"h{number}" for number in range(1, hosts + 1))
         cloud = Cloud(Path(folder) / "cloud", Ports.from_base(free_ports(Ports.COUNT)), names,
                       "memory", broker, bench_url.render_as_string(hide_password=False), networks=True)
         bench = Bench(cloud, servers, database)
         say(f"Machine: {machine()}")
         try:
-            measure(bench)
+            work(bench)
         finally:
             cloud.shut_down()
             say(json.dumps(bench.figures, indent=1))
     return 0
+
+
+def main() -> int:
+    """The figures of the spine."""
+    return run(measure, HOSTS)
 
 
 if __name__ == "__main__":
