@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +26,13 @@ from common import errors
 from common.models import DomainState
 from common.wire import to_wire
 from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SERIAL, Cancelled, Part, Run, VerbFailed
-from compute_agent.virt.libvirt import arrivals, live
+from compute_agent.virt.libvirt import live, moves
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 from compute_agent.virt.libvirt.images import MEBIBYTE
 from compute_agent.virt.libvirt.live import Options
 from deploy import libvirtd
+from tests.contract.test_virt_driver import answers, kill_daemon
 from tests.contract.virt_pairs import Machines, ticks
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, await_true
 
@@ -55,7 +56,7 @@ class Files:
         self._folder = folder
 
     def parts(self) -> list[Part]:
-        sizes = {name: (self._folder / name).stat().st_size for name in (arrivals.BASE, arrivals.CONFIG)}
+        sizes = {name: (self._folder / name).stat().st_size for name in (moves.BASE, moves.CONFIG)}
         return [Part(name, size, size) for name, size in sizes.items()]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
@@ -149,15 +150,6 @@ class Steered:
         self.told.append(numbers)
         self.moments.append(time.monotonic())
         self._is_so = self._is_so or self._when(numbers)
-
-
-@pytest.fixture(scope="module")
-def machines(bootable: Path) -> Iterator[Machines]:
-    folder = Path(tempfile.mkdtemp(prefix="kl"))
-    made = Machines(folder)
-    yield made
-    made.end()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +284,8 @@ def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: 
     agent = LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1)
     with pytest.raises(errors.NoAnswer, match="It is not known"):
         agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://10.251.7.99:1/system"}, False, QUIET)
-    assert libvirt.find(busy.server).power_state == PAUSED
+    found = libvirt.find(busy.server)
+    assert found and found.power_state == PAUSED
     # The test is on no host: it goes to the destination's socket.
     to["uri"] = busy.uris[1 - busy.at]
     if has_arrived:
@@ -308,10 +301,12 @@ def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: 
 
 def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
     seen: list[list[DomainState]] = []
-    steered = Steered("abort", when=lambda told: bool(seen.append(busy.there.driver.domains()))
-                      or told["memory_processed"] > 0)
-    with pytest.raises(VerbFailed):
-        busy.leaves(run=steered.run, bandwidth=SLOW)
+
+    def moves_memory(told: Mapping[str, int]) -> bool:
+        seen.append(busy.there.driver.domains())
+        return told["memory_processed"] > 0
+    with pytest.raises(VerbFailed, match=ABORTED):
+        busy.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
     assert len(seen) > 1
     assert seen == [[]] * len(seen)
     busy.stayed()
@@ -322,3 +317,61 @@ def test_guest_that_did_not_come_is_not_started(busy: Traveller) -> None:
     with pytest.raises(VerbFailed, match="did not arrive"):
         busy.there.driver.arrived(busy.spec, QUIET)
     busy.stayed()
+
+
+@pytest.mark.parametrize("which", ["here", "there"])
+def test_libvirtd_that_dies_meanwhile_leaves_it_where_it_is(busy: Traveller, which: str) -> None:
+    at = busy.at if which == "here" else 1 - busy.at
+    home = busy.machines.home(busy.machines.names[at])
+    killed: list[int] = []
+
+    def kill(told: Mapping[str, int]) -> bool:
+        if told["memory_processed"] and not killed:
+            killed.append(1)
+            kill_daemon(home)
+        return False
+    with pytest.raises(VerbFailed):
+        busy.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
+    assert killed
+    await_true(lambda: answers(busy.there) and busy.there.state(busy.server) is None, 20,
+               lambda: "the other host still waits for it")
+    busy.stayed()
+
+
+def test_interface_that_was_plugged_in_comes_along_once_its_bridge_is_there(busy: Traveller) -> None:
+    bridge = f"kl{uuid.uuid4().hex[:8]}"
+    nic = replace(busy.here.interface(bridge), device=f"kl{uuid.uuid4().hex[:8]}")
+    add_bridge(busy.machines.names[busy.at], bridge)
+    busy.here.driver.attach_interface(busy.server, busy.arrived, nic, QUIET)
+    phases: list[str] = []
+
+    def phase(name: str) -> None:
+        if name == "waiting for the network" and name not in phases:
+            add_bridge(busy.machines.names[1 - busy.at], bridge)
+        phases.append(name)
+    busy.leaves(busy.prepared(interfaces=[nic]), replace(QUIET, phase=phase))
+    assert "waiting for the network" in phases
+    busy.came()
+    assert busy.here.nics(busy.server) == [nic.mac]
+    busy.here.driver.detach_interface(busy.server, busy.arrived, nic, QUIET)
+    busy.leaves(busy.prepared(interfaces=[]))
+    busy.came()
+
+
+def add_bridge(space: str, name: str) -> None:
+    subprocess.run(["ip", "-n", space, "link", "add", "name", name, "up", "type", "bridge"], check=True)
+
+
+def test_guest_with_its_disk_on_shared_storage_cannot_run_on_both_hosts(machines: Machines, bootable: Path) -> None:
+    """Whatever everything else believes: QEMU locks the disk; the lock comes along."""
+    shared = Traveller(machines, bootable, shared=True)
+    try:
+        for _ in range(2):
+            with pytest.raises(VerbFailed) as failed:
+                shared.there.driver.install(replace(shared.spec, fence=shared.spec.fence + 1), True, QUIET)
+            assert "lock" in failed.value.details
+            shared.counts(shared.here)
+            shared.leaves()
+            shared.came()
+    finally:
+        shared.clean()
