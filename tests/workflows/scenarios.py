@@ -6,15 +6,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common import states
+from common.models import Flavor
+from common.store import doctor
+from common.wire import from_wire
 from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
 
 @dataclass
 class Scenario:
     """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number of domains, number
-    of images in the image service. ``before``: what was asked before; ``verb``: of its host step; ``fails_as``: the
-    vm_state when that fails, ``fails_with``: the domains then. ``placed``: the server is in a hard group and has CPUs
-    of its own."""
+    of images in the image service. ``before``: what was asked before, or KILL; ``verbs``: of its host steps;
+    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then; ``fails_else``: both, where it
+    is another for a verb. ``keeps``: of one that moves, whether its disk is what it was.
+
+    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``ports``: has
+    it any? ``brief``: a variant of another scenario, which is not tried with everything that can happen."""
 
     ask: str
     ends: str
@@ -24,44 +30,87 @@ class Scenario:
     fails_as: str = states.ACTIVE
     fails_with: int = 1
     fails_images: int = 0
-    verb: str = ""
+    fails_else: dict[str, tuple[str, int]] = field(default_factory=dict)
+    verbs: tuple[str, ...] = ()
+    keeps: bool | None = None
     placed: bool = False
+    storage: str = ""
+    ports: bool = True
+    brief: bool = False
+
+    def after_failure_of(self, verb: str) -> tuple[str, int]:
+        """vm_state and number of domains."""
+        return self.fails_else.get(verb, (self.fails_as, self.fails_with))
 
 
+KILL = "kill"                    #: its host dies, and an admin says so
 SCENARIOS = {
-    "create": Scenario("create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verb="ensure_guest"),
-    "stop": Scenario("os-stop", states.STOPPED, verb="ensure_stopped"),
-    "start": Scenario("os-start", states.ACTIVE, before=("os-stop",), fails_as=states.STOPPED, verb="ensure_running"),
-    "reboot_soft": Scenario("reboot:SOFT", states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
-    "reboot_hard": Scenario("reboot:HARD", states.ACTIVE, fails_as=states.ERROR, verb="reboot"),
-    "pause": Scenario("pause", states.PAUSED, verb="ensure_paused"),
-    "unpause": Scenario("unpause", states.ACTIVE, before=("pause",), fails_as=states.PAUSED, verb="ensure_running"),
-    "suspend": Scenario("suspend", states.SUSPENDED, verb="ensure_suspended"),
-    "resume": Scenario("resume", states.ACTIVE, before=("suspend",), fails_as=states.SUSPENDED, verb="ensure_running"),
-    "crash_dump": Scenario("trigger_crash_dump", states.ACTIVE, verb="inject_nmi"),
-    "change_password": Scenario("changePassword", states.ACTIVE, verb="set_password"),
-    "rescue": Scenario("rescue", states.RESCUED, fails_as=states.ERROR, verb="rescue"),
-    "unrescue": Scenario("unrescue", states.ACTIVE, before=("rescue",), fails_as=states.ERROR, verb="unrescue"),
-    "rebuild": Scenario("rebuild", states.ACTIVE, fails_as=states.ERROR, verb="rebuild"),
-    "snapshot": Scenario("createImage", states.ACTIVE, images=1, verb="snapshot"),
-    "backup": Scenario("createBackup", states.ACTIVE, images=1, verb="snapshot"),
-    "shelve": Scenario("shelve", states.SHELVED, images=1, verb="snapshot"),
+    "create": Scenario("create", states.ACTIVE, fails_as=states.ERROR, fails_with=0, verbs=("ensure_guest",)),
+    "stop": Scenario("os-stop", states.STOPPED, verbs=("ensure_stopped",)),
+    "start": Scenario("os-start", states.ACTIVE, before=("os-stop",), fails_as=states.STOPPED,
+                      verbs=("ensure_running",)),
+    "reboot_soft": Scenario("reboot:SOFT", states.ACTIVE, fails_as=states.ERROR, verbs=("reboot",)),
+    "reboot_hard": Scenario("reboot:HARD", states.ACTIVE, fails_as=states.ERROR, verbs=("reboot",)),
+    "pause": Scenario("pause", states.PAUSED, verbs=("ensure_paused",)),
+    "unpause": Scenario("unpause", states.ACTIVE, before=("pause",), fails_as=states.PAUSED,
+                        verbs=("ensure_running",)),
+    "suspend": Scenario("suspend", states.SUSPENDED, verbs=("ensure_suspended",)),
+    "resume": Scenario("resume", states.ACTIVE, before=("suspend",), fails_as=states.SUSPENDED,
+                       verbs=("ensure_running",)),
+    "crash_dump": Scenario("trigger_crash_dump", states.ACTIVE, verbs=("inject_nmi",)),
+    "change_password": Scenario("changePassword", states.ACTIVE, verbs=("set_password",)),
+    "rescue": Scenario("rescue", states.RESCUED, fails_as=states.ERROR, verbs=("rescue",)),
+    "unrescue": Scenario("unrescue", states.ACTIVE, before=("rescue",), fails_as=states.ERROR, verbs=("unrescue",)),
+    "rebuild": Scenario("rebuild", states.ACTIVE, fails_as=states.ERROR, verbs=("rebuild",)),
+    "snapshot": Scenario("createImage", states.ACTIVE, images=1, verbs=("snapshot",)),
+    "backup": Scenario("createBackup", states.ACTIVE, images=1, verbs=("snapshot",)),
+    "shelve": Scenario("shelve", states.SHELVED, images=1, verbs=("snapshot",)),
     "offload": Scenario("shelveOffload", states.SHELVED_OFFLOADED, domains=0, images=1, before=("shelve",)),
-    "unshelve": Scenario("unshelve", states.ACTIVE, before=("shelve", "shelveOffload"), verb="ensure_guest",
+    "unshelve": Scenario("unshelve", states.ACTIVE, before=("shelve", "shelveOffload"), verbs=("ensure_guest",),
                          fails_as=states.SHELVED_OFFLOADED, fails_with=0, fails_images=1),
-    "unshelve_here": Scenario("unshelve", states.ACTIVE, before=("shelve",), verb="ensure_running",
+    "unshelve_here": Scenario("unshelve", states.ACTIVE, before=("shelve",), verbs=("ensure_running",),
                               fails_as=states.SHELVED, fails_images=1),
-    "soft_delete": Scenario("softDelete", states.SOFT_DELETED, verb="ensure_stopped"),
-    "restore": Scenario("restore", states.ACTIVE, before=("softDelete",), verb="ensure_running",
+    "soft_delete": Scenario("softDelete", states.SOFT_DELETED, verbs=("ensure_stopped",)),
+    "restore": Scenario("restore", states.ACTIVE, before=("softDelete",), verbs=("ensure_running",),
                         fails_as=states.SOFT_DELETED),
-    "attach_interface": Scenario("attach_interface", states.ACTIVE, verb="attach_interface"),
-    "detach_interface": Scenario("detach_interface", states.ACTIVE, verb="detach_interface"),
+    "attach_interface": Scenario("attach_interface", states.ACTIVE, verbs=("attach_interface",)),
+    "detach_interface": Scenario("detach_interface", states.ACTIVE, verbs=("detach_interface",)),
     "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
     "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
     "delete": Scenario("delete", states.DELETED, domains=0),
+    "resize": Scenario("resize", states.RESIZED, domains=2, keeps=True,
+                       verbs=("prepare", "ensure_stopped", "offer", "receive", "install")),
+    "migrate": Scenario("migrate", states.RESIZED, domains=2, keeps=True, brief=True),
+    "confirm_resize": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True),
+    "revert_resize": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, fails_as=states.RESIZED,
+                              fails_with=2, verbs=("ensure_stopped", "install"),
+                              fails_else={"install": (states.ERROR, 1)}),
+    "live_migrate": Scenario("os-migrateLive", states.ACTIVE, keeps=True,
+                             verbs=("offer", "prepare_arrival", "live_migrate")),
+    "evacuate": Scenario("evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)),
 }
 #: The same workflows, when placement has more to keep.
 SCENARIOS |= {f"{name}:placed": replace(SCENARIOS[name], placed=True) for name in ("create", "unshelve", "delete")}
+#: Moves between other hosts, and of other servers.
+SCENARIOS |= {f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes) for what, names, changes in (
+    ("placed", ("resize", "revert_resize", "live_migrate", "evacuate"), {"placed": True}),
+    ("portless", ("resize", "revert_resize", "live_migrate", "evacuate"), {"ports": False}),
+    ("shared", ("resize", "confirm_resize", "revert_resize", "live_migrate"), {"storage": "nfs"}),
+) for name in names}
+SCENARIOS |= {
+    "resize:shared": replace(SCENARIOS["resize:shared"], verbs=("prepare", "ensure_stopped", "receive", "install")),
+    "resize:stopped": replace(SCENARIOS["resize"], brief=True, before=("os-stop",), fails_as=states.STOPPED,
+                              verbs=("prepare", "offer", "receive", "install")),
+    "confirm_resize:stopped": replace(SCENARIOS["confirm_resize"], brief=True, before=("os-stop", "resize"),
+                                      ends=states.STOPPED),
+    "revert_resize:stopped": replace(SCENARIOS["revert_resize"], brief=True, before=("os-stop", "resize"),
+                                     ends=states.STOPPED),
+    "live_migrate:paused": replace(SCENARIOS["live_migrate"], brief=True, before=("pause",), ends=states.PAUSED,
+                                   fails_as=states.PAUSED),
+    "evacuate:shared": replace(SCENARIOS["evacuate"], brief=True, storage="nfs", keeps=True, verbs=("install",)),
+    "evacuate:stopped": replace(SCENARIOS["evacuate"], brief=True, before=("os-stop", KILL), ends=states.STOPPED,
+                                fails_as=states.STOPPED, verbs=("rebuild",)),
+}
 PINNED = replace(FLAVOR, vcpus=2, extra_specs={"hw:cpu_policy": "dedicated"})
 
 #: What the API freezes of a request, by the action's key.
@@ -76,6 +125,8 @@ ARGS: dict[str, dict[str, Any]] = {
     "rebuild": {"before": {"image_id": None, "image": None}},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
 }
+MOVES = ("resize", "migrate", "os-migrateLive", "evacuate")
+ENDINGS = ("confirmResize", "revertResize")
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
 
 
@@ -83,16 +134,37 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
     """Ask for an action as the API does."""
     key, _, value = wanted.partition(":")
     args = ARGS.get(key)
+    if key == KILL:
+        cloud.kill(cloud.show(server).host)
+        return
+    if key in MOVES:
+        cloud.move(server, key, bigger(cloud, server) if key == "resize" else None)
+        return
+    if key in ENDINGS:
+        cloud.close(server, key)
+        return
     if key == "detach_interface":
         args = {"port": cloud.show(server).interfaces[0]["port"]}
     cloud.ask(server, key, value or None, args, SECRETS.get(key))
 
 
+def bigger(cloud: Cloud, server: str) -> Flavor:
+    """A flavor to resize it to."""
+    old = from_wire(Flavor, cloud.show(server).flavor)
+    return replace(old, id="2", name="m1.bigger", vcpus=2, memory_mb=2 * old.memory_mb, root_gb=old.root_gb + 1)
+
+
 def create(cloud: Cloud, scenario: Scenario) -> str:
     """The scenario's server."""
+    networks = None if scenario.ports else []
+    where = {"host": "h1"} if scenario.keeps is not None else {}        # the same way each time
     if not scenario.placed:
-        return cloud.create()[0]
-    return cloud.create(flavor=PINNED, group=cloud.group("anti-affinity"))[0]
+        return cloud.create(networks=networks, **where)[0]
+    return cloud.create(networks=networks, flavor=PINNED, group=cloud.group("anti-affinity"), **where)[0]
+
+
+#: vm_states in which a guest runs.
+RUNS = (states.ACTIVE, states.RESCUED)
 
 
 @dataclass
@@ -102,6 +174,7 @@ class Trial:
     cloud: Cloud
     scenario: Scenario
     server: str = ""
+    was: Any = None
     hits: list[tuple[str, ...]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -124,6 +197,7 @@ class Trial:
     def _hit(self, point: tuple[str, ...], number: int) -> None:
         if point[1] == "sweep":
             return
+        point = tuple("debt" if part == self.server else part for part in point)
         self.hits.append(point)
         if len(self.hits) - 1 == number:
             raise Crash(point)
@@ -147,16 +221,50 @@ class Trial:
         self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
 
     def is_right(self, ends: str, domains: int, images: int = 0) -> None:
+        self.cloud.look()
+        for host in self.cloud.hosts.values():
+            if not host.is_on:
+                host.power_on()
+                self.cloud.settle()
+                self.cloud.force_down(host.name, False)
         server = self.cloud.show(self.server)
         assert (server.vm_state, server.task_state, server.action) == (ends, None, None), server.fault
         assert len(self.cloud.domains(self.server)) == domains
         assert len(self.cloud.images.records) == images
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
+        if domains and server.host:
+            found = self.cloud.hosts[server.host].driver.guests[self.server]
+            runs = self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
+            assert (found.power_state == states.RUNNING) == runs, (found, server)
+            if self.scenario.keeps is not None:
+                rebuilt = not self.scenario.keeps and server.host != self.was.host
+                assert found.disk == ({} if rebuilt else {"canary": "alive"})
+                assert (found.vcpus, found.memory_mb) == (server.flavor["vcpus"], server.flavor["memory_mb"])
+                assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {server.host}
+
+    def is_as_before(self) -> None:
+        """Nothing that its user sees of it has changed."""
+        server = self.cloud.show(self.server)
+        for name in ("host", "flavor", "vcpus", "memory_mb", "disk_gb", "vm_state", "power_state", "availability_zone",
+                     "interfaces"):
+            assert getattr(server, name) == getattr(self.was, name), name
+
+
+def watch(cloud: Cloud) -> None:
+    """After each round the records keep what they must, and no server runs on two hosts."""
+    def look() -> None:
+        doubled = [one for one in cloud.findings() if one.invariant == "two-domains"]
+        assert [*cloud.store.read(doctor.check), *doubled] == []
+    cloud.look = look
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:
     scenario = SCENARIOS[workflow]
+    if scenario.storage:
+        cloud.equip(len(cloud.hosts), scenario.storage)
+    if scenario.keeps is not None:
+        watch(cloud)
     cloud.round()
     trial = Trial(cloud, scenario)
     if scenario.ask != "create":
@@ -165,8 +273,10 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
         for host in cloud.hosts.values():
             for guest in host.driver.guests.values():
                 guest.has_agent = True
+                guest.disk["canary"] = "alive"
         for wanted in scenario.before:
             ask(cloud, trial.server, wanted)
             cloud.settle()
+        trial.was = cloud.show(trial.server)
     cloud.sent.clear()
     return trial

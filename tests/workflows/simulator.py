@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -83,7 +84,7 @@ class Host:
     """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
 
     def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "") -> None:
-        self.name, self.time, self.images, self.peer = name, time, images, peer
+        self.name, self.time, self.images, self.peer, self.is_on = name, time, images, peer, True
         self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage)
         self.driver.size = replace(self.driver.size, pcpus=4, cells=[
             Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)],
@@ -95,8 +96,23 @@ class Host:
     def restart(self) -> None:
         self.agent = Agent(self.name, self.journal, self.time, self.driver.boot_id())
 
+    def power_cut(self) -> None:
+        """No guest runs any more, and nobody reaches it."""
+        self.is_on = False
+        self.driver.reboot_host()
+        self.driver.reachable.pop(self.driver.uri, None)
+
+    def power_on(self) -> None:
+        """Its agent starts; what its disks had is there."""
+        self.is_on = True
+        self.driver.reachable[self.driver.uri] = self.driver
+        self.restart()
+
     def work(self) -> None:
-        """Carry out what is in hand."""
+        """Pull the plugs that must be pulled, then carry out what is in hand."""
+        while (server := self.agent.take_stop()) is not None:
+            self.driver.pull_plug(server)
+            self.agent.stopped(server, True)
         while (work := self.agent.take()) is not None:
             tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer,
                                 Run(lambda name: None, lambda: work.cancelled, lambda: work.wish), self.peer)
@@ -119,23 +135,29 @@ class Cloud:
         schema.metadata.create_all(store.engine)
         self.images, self.networks = Images(), Networks()
         self.cut: set[str] = set()
-        self.hosts = {f"h{n}": Host(f"h{n}", time, self.images, self.peer, storage) for n in range(1, hosts + 1)}
+        self.equip(hosts, storage)
         self.scheduler = Proposals(Hosts(store, time), options(_defaults()))
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
                                         "vault": Vault("key"), "shelved_offload_time": -1}
+        self.look: Callable[[], None] = lambda: None        # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
+
+    def equip(self, hosts: int, storage: str = "") -> None:
+        """So many hosts, before the first round; ``storage``: what they share."""
+        self.hosts = {name: Host(name, self.time, self.images, partial(self.peer, name), storage)
+                      for name in (f"h{n}" for n in range(1, hosts + 1))}
 
     def conductor(self, owner: str) -> Engine:
         """A conductor of this cloud."""
         return Engine(self.store, self.time, self, owner, **self.options)
 
-    def peer(self, address: str, server: str, secret: str) -> Peer:
+    def peer(self, asking: str, address: str, server: str, secret: str) -> Peer:
         """The files of a server at another host."""
-        if address in self.cut:
+        if {asking, address} & self.cut or not self.hosts[address].is_on:
             raise Unavailable(f"{address} does not answer")
         return OtherHost(self.hosts[address].driver, server, secret)
 
@@ -147,12 +169,16 @@ class Cloud:
 
     def do(self, host: str, commands: list[Command]) -> None:
         self.sent += [(host, command) for command in commands]
-        if not self.lose("do") and host in self.hosts and host not in self.cut:
+        if not self.lose("do") and self.is_heard(host):
             self.hosts[host].agent.accept(from_wire(Command, to_wire(command)) for command in commands)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
         if not self.lose("cache_images"):
             self.to_cache.append((host, [image.id for image in images]))
+
+    def is_heard(self, host: str) -> bool:
+        """Is it there, and does the network lead to it?"""
+        return host in self.hosts and self.hosts[host].is_on and host not in self.cut
 
     # --- what the processes do ---
     def sync(self, host: Host, ask: bool = True) -> None:
@@ -172,10 +198,12 @@ class Cloud:
         """Everybody does once what they have to do, and a second passes."""
         self.advance()
         for host in list(self.hosts.values()):
-            host.work()
-            if host.name not in self.cut:
+            if host.is_on:
+                host.work()
+            if self.is_heard(host.name):
                 self.sync(host)
-        sweep(self.engine, self.watch, [name for name in self.hosts if name not in self.cut], True)
+        sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
+        self.look()
         self.time.pass_by(1)
 
     def advance(self) -> None:
@@ -184,10 +212,12 @@ class Cloud:
             pass
 
     def settle(self, limit: int = 80) -> None:
-        """Rounds until nothing is in hand."""
+        """Rounds until nothing is in hand but debts of hosts that cannot be reached."""
         for _ in range(limit):
             self.round()
-            if not self.store.read(doctor.ages)["actions"] and not self.store.read(doctor.ages)["debts"]:
+            left = self.store.read(doctor.ages)
+            owing = {host for _, host, _ in left["debts"]}
+            if not left["actions"] and not any(map(self.is_heard, owing)) and owing <= set(self.hosts):
                 return
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
 
@@ -232,14 +262,31 @@ class Cloud:
 
     def move(self, server: str, key: str, flavor: Flavor | None = None, **args: Any) -> str:
         """Ask for a move as the API does."""
+        old = from_wire(Flavor, self.show(server).flavor)
+        counted = {} if flavor is None else {"vcpus": max(old.vcpus, flavor.vcpus),
+                                             "memory_mb": max(old.memory_mb, flavor.memory_mb)}
         kinds = {"resize": migrations.RESIZE, "migrate": migrations.MIGRATION, "os-migrateLive": migrations.LIVE,
                  "evacuate": migrations.EVACUATION}
         return self.store.write(lambda tx: migrations.begin(
-            tx, states.row(key), server, kinds[key], context=USER, args=args, project_id="project", new_flavor=flavor))
+            tx, states.row(key), server, kinds[key], context=USER, args=args, project_id="project", new_flavor=flavor,
+            changes=counted))
 
     def close(self, server: str, key: str) -> str:
         """Confirm or revert a move."""
         return self.store.write(lambda tx: migrations.close(tx, states.row(key), server, context=USER))
+
+    def kill(self, host: str) -> None:
+        """A power cut, and an admin who says so when the host is seen to be down."""
+        self.hosts[host].power_cut()
+        self.until_down(host)
+        self.force_down(host)
+
+    def until_down(self, host: str) -> None:
+        """Its silence is noticed."""
+        for _ in range(8):
+            self.round()
+            self.time.pass_by(5)
+        assert not self.store.read(lambda tx: services.list_all(tx, host, services.COMPUTE))[0].up
 
     def force_down(self, host: str, down: bool = True) -> None:
         """An admin's word about a host."""
