@@ -122,11 +122,11 @@ def returned(tx: Connection, host: str) -> None:
         forced_down=False, fenced_at=None, updated_at=now()))
 
 
-def are_dead(tx: Connection, host: str) -> bool:
-    """Is there proof that the guests of a host are dead: fenced, or an admin's word? Nobody can take it back before
-    the transaction ends."""
-    return bool(tx.scalar(for_update(sa.select(services.c.forced_down).where(
-        services.c.host == host, services.c.binary == COMPUTE))))
+def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
+    """Is there proof that the guests of a host are dead: fenced, or an admin's word? ``locked``: nobody can take it
+    back before the transaction ends."""
+    query = sa.select(services.c.forced_down).where(services.c.host == host, services.c.binary == COMPUTE)
+    return bool(tx.scalar(for_update(query) if locked else query))
 
 
 def is_up(tx: Connection, host: str) -> bool:

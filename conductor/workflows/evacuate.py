@@ -76,7 +76,7 @@ def _may_begin(tx: Connection, run: Run) -> bool:
     if before and actions.busy_until(tx, before):
         run.again_in(BURST_POLL)            # the old burst may still write; what it leaves must be found
         return False
-    if not services.are_dead(tx, moving.source(run)):
+    if not services.are_dead(tx, moving.source(run), locked=True):
         run.fail(f"Host {moving.source(run)} is not forced down any more; the server is there.")
         return False
     return True
