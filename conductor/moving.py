@@ -144,6 +144,7 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
         return
     if stays(run):
         allocations.stay(tx, run.action.args["migration"], run.server.id, source(run), old_resources(run))
+        run.move(dest_host=None)
         return
     placing.give_up(tx, run, known_dest(run), keeps_files=bool(run.data.get("shared")))
     returned(tx, run)

@@ -104,8 +104,10 @@ def _put_back(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _is_back(tx: Connection, run: Run, result: Result) -> None:
-    """It is of its old flavor again, and has what that needs."""
+    """It is of its old flavor again, and has what that needs; nothing is kept for another way."""
     old = run.action.args["old_flavor"]
+    run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
+    run.move(status="reverted")
     allocations.stay(tx, run.action.args["migration"], run.server.id, moving.source(run), moving.old_resources(run))
     run.set(**moving.sized(old), **moving.counted(old))
     if resize.ran_before(run):
@@ -121,7 +123,6 @@ def _reverting(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 def _reverted(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         run.set(vm_state=states.ACTIVE if resize.ran_before(run) else states.STOPPED)
-        run.move(status="reverted")
 
 
 def _not_reverted(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:

@@ -19,8 +19,8 @@ class Scenario:
     ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then; ``fails_else``: both, where it
     is another for a verb. ``keeps``: of one that moves, whether its disk is what it was.
 
-    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``ports``: has
-    it any? ``brief``: a variant of another scenario, which is not tried with everything that can happen."""
+    ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``alone``: its
+    host is the only one. ``ports``: has it any? ``brief``: a variant of another scenario, which is not tried with everything that can happen."""
 
     ask: str
     ends: str
@@ -35,6 +35,7 @@ class Scenario:
     keeps: bool | None = None
     placed: bool = False
     storage: str = ""
+    alone: bool = False
     ports: bool = True
     brief: bool = False
 
@@ -85,6 +86,11 @@ SCENARIOS = {
     "revert_resize": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, fails_as=states.RESIZED,
                               fails_with=2, verbs=("ensure_stopped", "install"),
                               fails_else={"install": (states.ERROR, 1)}),
+    "resize_here": Scenario("resize", states.RESIZED, keeps=True, alone=True, verbs=("ensure_stopped", "resize_here")),
+    "confirm_here": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True, alone=True,
+                             fails_as=states.RESIZED, verbs=("settle_resize",)),
+    "revert_here": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, alone=True,
+                            fails_as=states.RESIZED, verbs=("ensure_stopped", "settle_resize")),
     "live_migrate": Scenario("os-migrateLive", states.ACTIVE, keeps=True,
                              verbs=("offer", "prepare_arrival", "live_migrate")),
     "evacuate": Scenario("evacuate", states.ACTIVE, before=(KILL,), keeps=False, verbs=("ensure_guest",)),
@@ -255,14 +261,17 @@ def watch(cloud: Cloud) -> None:
     """After each round the records keep what they must, and no server runs on two hosts."""
     def look() -> None:
         doubled = [one for one in cloud.findings() if one.invariant == "two-domains"]
-        assert [*cloud.store.read(doctor.check), *doubled] == []
+        found = [*cloud.store.read(doctor.check), *doubled]
+        assert found == [], found
     cloud.look = look
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:
     scenario = SCENARIOS[workflow]
-    if scenario.storage:
-        cloud.equip(len(cloud.hosts), scenario.storage)
+    if scenario.storage or scenario.alone:
+        cloud.equip(1 if scenario.alone else len(cloud.hosts), scenario.storage)
+    if scenario.alone:
+        cloud.engine.may_resize_here = cloud.options["may_resize_here"] = True
     if scenario.keeps is not None:
         watch(cloud)
     cloud.round()
