@@ -118,7 +118,7 @@ class Service:
                     connection.do_handshake()
                 if not self._closed.is_set():
                     self._answer(connection, peer, stranger.close)
-            except (Broken, OSError, ValueError) as problem:
+            except (Broken, Altered, OSError, ValueError) as problem:
                 log.warning("a transfer to %s ended: %s", peer, problem)
             finally:
                 _let_read(connection)

@@ -29,7 +29,7 @@ from tests.contract.virt_rigs import QUIET
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU], indirect=True)
 of_files = pytest.mark.parametrize("pair", ["test"], indirect=True)
 sharing_libvirt = pytest.mark.parametrize("sharing", [QEMU], indirect=True)
-GONE: list[Exception] = [errors.NotFound("No such image."), errors.Forbidden("It was deactivated."),
+GONE: list[errors.Problem] = [errors.NotFound("No such image."), errors.Forbidden("It was deactivated."),
                          errors.Unavailable("The image service does not answer.")]
 
 
@@ -74,6 +74,16 @@ def test_guest_moves_when_nobody_but_its_host_has_its_image(pair: Pair) -> None:
 
 def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
     return (pair.source.folder / "instances" / spec.server / "disk").stat().st_blocks * 512
+
+
+@of_files
+@pytest.mark.parametrize("problem", GONE, ids=["missing", "forbidden", "unavailable"])
+def test_what_nobody_has_is_said_as_the_image_service_says_it(pair: Pair, problem: errors.Problem) -> None:
+    spec = pair.off_with_canary()
+    (pair.source.folder / "instances" / spec.server / "base").unlink()
+    expected = errors.Unavailable if isinstance(problem, errors.Unavailable) else VerbFailed
+    with served(pair, spec) as peer, pytest.raises(expected, match=problem.text):
+        pair.destination.driver.receive(spec, peer, refusing(problem), QUIET)
 
 
 @of_files

@@ -155,6 +155,8 @@ def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: Imag
     try:
         return _fetch(images, spec, read_image, copy.run)
     except (Missing, errors.Unavailable) as problem:
+        if not copy.has(BASE):
+            raise
         LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
         return _fetch(images, spec, lambda image: copy.whole(BASE), copy.run)
 
@@ -173,6 +175,10 @@ class Copy:
         self._offered = {part.name: part for part in pumped(f"parts-{server}", lambda: iter(peer.parts()), run)}
         self._total = self.left = sum(self._part(name).bytes for name in names)
         self.travelled = 0
+
+    def has(self, name: str) -> bool:
+        """Whether the part is offered."""
+        return name in self._offered
 
     def fetch(self, name: str, path: Path) -> None:
         """Write a part into a file of ours, with its holes."""
