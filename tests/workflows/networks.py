@@ -25,6 +25,7 @@ class Networks:
         self.refuses: str | None = None
         self.silent = 0             # calls that are not answered, and do nothing
         self.answers_lost = 0       # calls that are not answered, and are done all the same
+        self.calls, self.lost_at = 0, 0         # the answer to the call of this number is lost
         self.slow = False           # calls that make ports are given up, and carried out when ``catch_up`` is called
         self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0        # looks at a bound port before it is active
@@ -152,12 +153,13 @@ class Networks:
             port["status"] = "ACTIVE"
 
     def _speak(self) -> None:
+        self.calls += 1
         if self.silent:
             self.silent -= 1
             raise errors.NoAnswer("the network service is silent")
 
     def _answer(self, answer: Any) -> Any:
-        if self.answers_lost:
-            self.answers_lost -= 1
+        if self.answers_lost or self.calls == self.lost_at:
+            self.answers_lost = max(0, self.answers_lost - 1)
             raise errors.NoAnswer("the network service's answer is lost")
         return answer

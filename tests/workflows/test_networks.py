@@ -15,6 +15,10 @@ from tests.workflows.simulator import Cloud
 CALLERS = ("create", "attach_interface", "detach_interface", "add_security_group", "remove_security_group", "offload",
            "unshelve", "delete")
 
+#: Those of them that bind ports to another host, and how many calls of one with one port there are.
+MOVES = (*(("live_migrate", number) for number in range(1, 6)),
+         *((workflow, number) for workflow in ("resize", "revert_resize", "evacuate") for number in (1, 2)))
+
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
@@ -41,6 +45,29 @@ def test_what_was_done_although_its_answer_was_lost_is_found(cloud: Cloud, workf
     trial.begin()
     cloud.settle()
     trial.has_ended()
+
+
+@pytest.mark.parametrize(("workflow", "number"), MOVES)
+def test_a_move_finds_what_was_done_although_its_answer_was_lost(cloud: Cloud, workflow: str, number: int) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.networks.lost_at = cloud.networks.calls + number
+    trial.begin()
+    cloud.settle()
+    assert cloud.networks.calls > cloud.networks.lost_at, "no answer was lost"
+    trial.has_ended()
+
+
+@pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])
+def test_a_move_goes_to_a_host_that_can_bind_or_nowhere(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    before, [port] = cloud.show(trial.server), cloud.networks.ports(trial.server)
+    cloud.networks.cannot_bind = set(cloud.hosts) - {before.host}
+    trial.begin()
+    cloud.settle()
+    after = cloud.show(trial.server)
+    assert (after.vm_state, after.host) == (before.vm_state, before.host)
+    held = cloud.networks.held[port["id"]]
+    assert (held["binding:host_id"], held["bindings"]) == (before.host, [])
 
 
 def test_a_silent_network_service_delays_only_what_needs_it(cloud: Cloud) -> None:
