@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import time
 from collections.abc import Generator, Iterator
@@ -34,6 +35,7 @@ from compute_agent.transfer.frames import (
 from compute_agent.transfer.tls import Tls
 from compute_agent.virt.driver import Part, Peer, VerbFailed
 
+log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")
 #: Seconds for a connection; without a byte before it is given up for now; between two tries.
 CONNECT_SECONDS, PATIENCE, REPEAT_EVERY = 5.0, 15.0, 0.5
@@ -75,7 +77,7 @@ class _Peer:
         except Broken as problem:
             raise errors.Unavailable(f"The files at {where} cannot be read now: {problem}.") from problem
         except Altered as problem:
-            raise VerbFailed("The server's files did not come from the other host as they were sent.", retryable=True,
+            raise VerbFailed("The server's files could not be taken safely from the other host.", retryable=True,
                              details=f"{where}: {problem}; see whether both agents have the same version, and both or "
                                      "neither [migration] transfer_cert") from problem
 
@@ -93,9 +95,11 @@ class _Peer:
                         yield frame
                         deadline = time.monotonic() + self._patience
                 return
-            except Broken:
+            except Broken as problem:
                 if time.monotonic() > deadline:
                     raise
+                log.info("%s of server %s at %s:%d goes on from byte %d: %s", name or "the list", self._server,
+                         self._host, self._port, at, problem)
                 time.sleep(REPEAT_EVERY)
 
     def _exchange(self, request: Request) -> Generator[Frame, None, None]:

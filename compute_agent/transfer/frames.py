@@ -143,7 +143,7 @@ def _receive(connection: socket.socket, length: int, deadline: float) -> bytes:
 def meaning(error: OSError) -> Exception:
     """What an error of the connection means: TLS refuses certificates, and bytes that somebody changed."""
     if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-        return Altered(f"TLS: {error.reason or error}")
+        return Altered(f"TLS: {error}")
     return Broken(str(error) or type(error).__name__)
 
 

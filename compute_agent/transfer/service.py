@@ -143,6 +143,8 @@ class Service:
             request = receive_request(connection, self._request_seconds)
             parts = self._driver.parts(request.server, request.secret)
             is_known()
+            if request.name:
+                log.info("%r of server %s goes to %s", request.name, request.server, peer)
             with self._turn():
                 self._give(frames, request, parts)
         except Broken:
