@@ -12,6 +12,7 @@ survives ``stop``, and without an address nothing listens.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -82,14 +83,15 @@ def _serve_behind(folder: Path, host: tuple[Path, str] | None, address: str) -> 
 def stop(state_dir: str | Path, seconds: float = 30) -> None:
     """End libvirtd and every guest it runs; harmless when it does not run. Raises Failed."""
     folder = Path(state_dir).resolve()
-    deadline = time.monotonic() + seconds
-    while is_running(folder):
+    deadline, pid = time.monotonic() + seconds, 0
+    # Who served gives up the lock a moment before it ends.
+    while is_running(folder) or _is_serving(pid):
         left = deadline - time.monotonic()
         if left < -5:
             raise Failed(f"libvirtd below {folder} does not end: its process is in {folder}/lock")
-        pid = (folder / "lock").read_text().strip()
-        if pid:
-            _signal(int(pid), signal.SIGTERM if left > 0 else signal.SIGKILL)
+        pid = int((folder / "lock").read_text().strip() or 0)
+        if is_running(folder) and _is_serving(pid):
+            _signal(pid, signal.SIGTERM if left > 0 else signal.SIGKILL)
         time.sleep(0.05)
 
 
@@ -204,13 +206,17 @@ def _become(network: Path, name: str) -> None:
     socket.sethostname(name)
 
 
-def _signal(pid: int, number: int) -> None:
-    """Only to the process that serves: a recycled number is left alone."""
+def _is_serving(pid: int) -> bool:
+    """Whether the number is still that of a process that serves, and not a recycled one."""
     try:
-        if b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, number)
+        return b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return
+        return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _socket(state_dir: Path) -> Path:
