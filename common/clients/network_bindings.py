@@ -3,8 +3,8 @@
 
 One binding of a port is active: the port's own binding:host_id. ``bind_also`` makes another, ``activate`` lets it take
 the active one's place, ``unbind_at`` gives it up; only the conductor calls them, and each may be repeated. What is
-there is asked, not guessed from a refusal. With a service that knows one host a port nothing is bound ahead, and
-activating is binding: the guest arrives just as well, only its frames come later.
+there is asked, not guessed from a refusal; the doctor asks too. With a service that knows one host a port nothing is
+bound ahead, and activating is binding: the guest arrives just as well, only its frames come later.
 """
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ FAILED = "binding_failed"
 
 class Bindings(Client):
     """A client that also binds ports to more than one host."""
+
+    def bindings(self, token: str, port_id: str) -> list[JSON]:
+        """All of a server's port; none where it is gone, or where the service knows one host a port."""
+        if ALIAS not in self.extensions(token):
+            return []
+        try:
+            return list(self._json("GET", _path(port_id), token)["bindings"])
+        except errors.NotFound:
+            return []
 
     def bind_also(self, token: str, port: JSON, host: str) -> JSON | None:
         """Bind a port to this host too; its profile goes with it, which says whose the port is.

@@ -35,7 +35,7 @@ def doctor(options: argparse.Namespace) -> int:
     upgrades.check(store)
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
-    ports = ports_of(conf, silent)
+    ports = ports_of(conf, store, silent)
     if not options.no_hosts:
         from common.rpc import agent
         from common.rpc.transport import Transport
@@ -70,16 +70,21 @@ def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports
     return sorted(first & _look(store, ask(), ports()))
 
 
-def ports_of(conf: cfg.ConfigOpts, silent: list[str]) -> Callable[[], Ports | None]:
+def ports_of(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Callable[[], Ports | None]:
     """Asks the network service for all ports; None when there is none, or when it does not answer."""
     from common.clients.identity import Identity
-    from common.clients.network import NAME, Client
+    from common.clients.network import NAME
+    from common.clients.network_bindings import Bindings
     identity = Identity(conf)
-    client = Client(identity.network_url, conf.network.timeout)
+    client = Bindings(identity.network_url, conf.network.timeout)
 
     def ask() -> Ports | None:
         try:
-            return client.ports(identity.token(), fields=FIELDS) if client.has_service() else None
+            if not client.has_service():
+                return None
+            token, wanderers = identity.token(), store.read(oracle.wanderers)
+            return [port | {"bindings": client.bindings(token, port["id"])} if port["device_id"] in wanderers else port
+                    for port in client.ports(token, fields=FIELDS)]
         except errors.Problem:
             silent.append(f"the {NAME}")
             return None

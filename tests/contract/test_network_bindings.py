@@ -65,7 +65,8 @@ class Behind(Standalone):
         for host in ("h1", "h2"):
             requests.get(f"{self._url}/v2.0/kilonova/hosts/{host}/description", headers=ADMIN, timeout=10)
             self.fabric.hosts.acknowledge(host, 10**9)      # it wires at once
-        self.service: Networks = NetworkService(Identity(), Bindings(self._url))  # type: ignore[arg-type]
+        self.bindings = Bindings(self._url)
+        self.service: Networks = NetworkService(Identity(), self.bindings)  # type: ignore[arg-type]
 
     def port(self, host: str) -> str:
         network = self.add_network("n", "m" * 32)
@@ -73,8 +74,7 @@ class Behind(Standalone):
                              **{"binding:host_id": host, "binding:profile": {"made_by": "kilonova"}})
 
     def inactive(self, port: str) -> list[str]:
-        found = requests.get(f"{self._url}/v2.0/ports/{port}/bindings", headers=ADMIN, timeout=10).json()["bindings"]
-        return [one["host"] for one in found if one["status"] == "INACTIVE"]
+        return [one["host"] for one in self.bindings.bindings("admin", port) if one["status"] == "INACTIVE"]
 
 
 class Older(Behind):
@@ -91,9 +91,6 @@ class Older(Behind):
         text = json.dumps({"extensions": [one for one in known if one["alias"] != ALIAS]},
                           separators=(",", ":"))
         return [text.ljust(sum(map(len, answer))).encode()]      # as long as was said
-
-    def inactive(self, port: str) -> list[str]:
-        return []
 
 
 class OlderMemory(Memory):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
-from common.store import actions
+from common.store import actions, doctor
 from compute_agent.virt.memory import Fail
 from conductor import networks
 from tests.workflows.scenarios import SCENARIOS, ask, trial_of
@@ -55,6 +55,7 @@ def test_a_move_finds_what_was_done_although_its_answer_was_lost(cloud: Cloud, w
     cloud.settle()
     assert cloud.networks.calls > cloud.networks.lost_at, "no answer was lost"
     trial.has_ended()
+    assert cloud.store.read(doctor.wanderers) == ({trial.server} if workflow == "live_migrate" else set())
 
 
 @pytest.mark.parametrize("workflow", ["resize", "live_migrate", "evacuate"])

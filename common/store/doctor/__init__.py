@@ -26,7 +26,7 @@ from common.store.guests import ABSENT, ARRIVING, HERE, KEPT
 from common.store.migrations import OPEN
 from common.store.schema import actions, guests, migrations, servers
 
-__all__ = ["Finding", "ages", "check", "compare", "compare_ports"]
+__all__ = ["Finding", "ages", "check", "compare", "compare_ports", "wanderers"]
 
 
 def check(tx: Connection) -> list[Finding]:
@@ -153,6 +153,11 @@ def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Fi
             findings.append(Finding("port-of-server", port_id, f"is also bound to {', '.join(sorted(more))}, though "
                                     f"server {row.id} is not moving"))
     return sorted(findings)
+
+
+def wanderers(tx: Connection) -> set[str]:
+    """The servers that have moved while they ran: only their ports were ever bound to two hosts."""
+    return set(tx.scalars(sa.select(migrations.c.server_id).distinct().where(migrations.c.type == "live-migration")))
 
 
 def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
