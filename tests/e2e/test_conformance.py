@@ -71,7 +71,7 @@ def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_pat
         "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
         "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
         "--flavor2", keeping.flavor("m1.tiny"), "--network", network.id,
-        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy",
+        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate",
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
         cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
         env=keeping.environment)
