@@ -149,7 +149,7 @@ class Steered:
     def _measured(self, numbers: Mapping[str, int]) -> None:
         self.told.append(numbers)
         self.moments.append(time.monotonic())
-        self._is_so = self._is_so or self._when(numbers)
+        self._is_so = self._when(numbers) or self._is_so
 
 
 @pytest.fixture(scope="module")

@@ -75,18 +75,21 @@ MOVE_ENCRYPTED = libvirt.VIR_MIGRATE_TLS
 #: Its parameters.
 TO_ADDRESS, TO_BECOME, TO_BE_STORED = (libvirt.VIR_MIGRATE_PARAM_URI, libvirt.VIR_MIGRATE_PARAM_DEST_XML,
                                        libvirt.VIR_MIGRATE_PARAM_PERSIST_XML)
-OF_DISKS, AT_MOST = libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH
+OF_DISKS, AT_MOST, AFTERWARDS_AT_MOST = (libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH,
+                                         libvirt.VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on. ``arriving``: it
-    is still another host's, from which its memory comes."""
+    is still another host's, from which its memory comes. ``torn``: it goes on at another host, which lacks memory that
+    is here."""
 
     marks: Marks
     power_state: int
     saved: bool = False
     arriving: bool = False
+    torn: bool = False
 
     @property
     def server(self) -> str:
@@ -315,10 +318,11 @@ class Connection:
 def _found(domain: Any) -> Found | None:
     """None for a domain that is not ours or has just gone."""
     try:
-        state, _ = domain.state()
+        state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
         # What we start is defined first; what comes from elsewhere is defined when all of it is here.
+        torn = (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED)
         arriving = state == libvirt.VIR_DOMAIN_PAUSED and not domain.isPersistent()
     except libvirt.libvirtError as error:
         if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
@@ -327,7 +331,7 @@ def _found(domain: Any) -> Found | None:
     except ValueError as error:
         LOG.warning("%s", error)
         return None
-    return Found(marks, POWER_STATES.get(state, NOSTATE), saved, arriving)
+    return Found(marks, POWER_STATES.get(state, NOSTATE), saved, arriving, torn)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, Cancelled, Run, 
 from compute_agent.virt.interfaces import when_bridged
 from compute_agent.virt.libvirt import jobs, power, snapshots
 from compute_agent.virt.libvirt.connection import (
+    AFTERWARDS_AT_MOST,
     AT_MOST,
     LEAVES,
     MOVE,
@@ -134,7 +135,8 @@ class _Leave:
             # in it. QEMU 3 and later drops what the host has cached of a disk before the other host opens it.
             flags |= MOVE_UNCHECKED
         if self._options.bandwidth:
-            parameters[AT_MOST] = self._options.bandwidth
+            limits = [AT_MOST, AFTERWARDS_AT_MOST] if self._options.post_copy else [AT_MOST]
+            parameters |= dict.fromkeys(limits, self._options.bandwidth)
         self._libvirt.take_ended_job(self._server)      # what an earlier one has left
         call = jobs.Aside(f"move-{self._server}",
                           lambda: self._libvirt.move(self._server, self._to["uri"], parameters, flags))
@@ -171,6 +173,8 @@ class _Leave:
             found = self._libvirt.find(self._server)
         if found is None:
             return
+        if found.torn:
+            raise _torn()
         if found.power_state == RUNNING or not self._has_arrived():
             self._stay(VerbFailed("The migration ended before its time; the server stays where it is. Try again.",
                                   details="libvirt does not say why; its logs on both hosts may", retryable=True))
@@ -229,6 +233,8 @@ class _Leave:
     def _stay(self, reason: Exception) -> NoReturn:
         """The guest is here, and goes on if it ran."""
         found = power.find(self._libvirt, self._server)
+        if found.torn:
+            raise _torn() from reason
         if found.power_state == PAUSED and found.marks.resumes:
             self._libvirt.resume(self._server)
         self._libvirt.mark(self._server, moving=0, resumes=0)
@@ -247,6 +253,12 @@ class _Leave:
         if found is not None and found.arriving:
             raise errors.NoAnswer("It is not known whether the guest arrives: the destination still waits for it.")
         return found is not None and found.active
+
+
+def _torn() -> errors.NoAnswer:
+    """Until the rest of its memory has followed it the guest is neither here nor there: nothing may be resumed."""
+    return errors.NoAnswer("The server went on at its destination, and the connection broke before all of its "
+                           "memory had followed: repair the network, then virsh migrate --postcopy-resume, or delete it.")
 
 
 def _counted(told: dict[str, Any]) -> dict[str, int]:
