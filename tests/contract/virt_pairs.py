@@ -210,7 +210,7 @@ class Machines:
 
         def rig(name: str, address: str) -> Rig:
             home = place if shared else place / name[:3]
-            uri, options = libvirtd.uri(self.home(name)), Options("qemu+tcp://%s/system", address)
+            uri, options = libvirtd.uri(self.home(name)), Options("qemu+tcp://%s/system", address, bandwidth=64)
             return Rig("qemu", home, lambda: LibvirtDriver(uri, home, migration=options), image.read_bytes(), "qcow2")
         source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
         return Pair(source, destination, shared)
