@@ -56,6 +56,7 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
         "ip": victim + own + b"\x08\0" + ip(OTHER, VICTIM, 1, ping),
         "arp": ALL + own + b"\x08\x06" + arp(own, OTHER),
         "arp-mac": ALL + own + b"\x08\x06" + arp(STRANGE, OWN),
+        "rarp": announcement(STRANGE),
         "dhcp": ALL + own + b"\x08\0" + ip(OWN, "255.255.255.255", 17, udp(67, 68)),
         "ra": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local, "ff02::1",
                                                           b"\x86\0\0\0\x40\0\7\x08" + b"\0" * 8),

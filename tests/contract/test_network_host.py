@@ -124,7 +124,7 @@ def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
     assert bad.pings("10.0.0.7", wait="2")
     with captured(good, f"not ether host {good.mac} or ether src {bad.mac}", lab.folder) as near, \
             captured(far, "ip or arp or ip6 or vlan", lab.folder) as away:
-        for kind in ("mac", "ip", "arp", "arp-mac", "dhcp", "ra", "vlan", "advert", "ip6"):
+        for kind in ("mac", "ip", "arp", "arp-mac", "rarp", "dhcp", "ra", "vlan", "advert", "ip6"):
             bad.run(sys.executable, SEND, "forge", kind, bad.mac, good.mac)
         assert bad.pings("10.0.0.6")      # the last that is sent and arrives
         await_true(lambda: "10.0.0.5 > 10.0.0.6" in near(), "the honest packet does not arrive")
