@@ -257,8 +257,8 @@ class _Leave:
 
 def _torn() -> errors.NoAnswer:
     """Until the rest of its memory has followed it the guest is neither here nor there: nothing may be resumed."""
-    return errors.NoAnswer("The server went on at its destination, and the connection broke before all of its "
-                           "memory had followed: repair the network, then virsh migrate --postcopy-resume, or delete it.")
+    return errors.NoAnswer("The server went on at its destination, and the connection broke before all of its memory "
+                           "had followed: repair the network, then virsh migrate --postcopy-resume; or delete it.")
 
 
 def _counted(told: dict[str, Any]) -> dict[str, int]:
