@@ -5,7 +5,9 @@ What every driver must do with guests that move is in test_virt_moves; here is w
 """
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +20,14 @@ import pytest
 
 from common import errors
 from common.models import GuestSpec
+from common.wire import to_wire
 from compute_agent.transfer import client
 from compute_agent.transfer.service import Service
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, Run, VerbFailed
 from tests.contract.conftest import QEMU
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
-from tests.contract.virt_rigs import QUIET
+from tests.contract.virt_rigs import QUIET, REPOSITORY, await_true
 
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU], indirect=True)
 of_files = pytest.mark.parametrize("pair", ["test"], indirect=True)
@@ -126,6 +129,44 @@ def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None
     (home(pair, spec) / "disk.part").write_bytes(b"half")
     pair.destination.driver.ensure_absent(spec.server, 3)
     assert pair.destination.files(spec.server) == []
+
+
+#: An agent that receives, in a process of its own: node, state folder, address, secret, guest as JSON.
+RECEIVER = """
+import json, sys
+from common.models import GuestSpec
+from common.wire import from_wire
+from compute_agent.transfer import client
+from compute_agent.virt.driver import Run
+from compute_agent.virt.libvirt.driver import LibvirtDriver
+uri, home, address, secret, told = sys.argv[1:]
+spec = from_wire(GuestSpec, json.loads(told))
+LibvirtDriver(uri, home, "test").receive(spec, client.peer(address, spec.server, secret),
+                                         lambda image: iter([b"image" * 1000]), Run(lambda name: None, lambda: False))
+"""
+
+
+@of_files
+def test_killed_agent_leaves_nothing_that_looks_whole(pair: Pair) -> None:
+    spec = pair.off_with_canary()
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 5 200M 16M",
+                    pair.source.folder / "instances" / spec.server / "disk"], check=True, capture_output=True)
+    service = Service(pair.source.driver, "127.0.0.1", rate=4)
+    command = [sys.executable, "-c", RECEIVER, "test:///default", pair.destination.folder, service.start(), SECRET,
+               json.dumps(to_wire(spec))]
+    with subprocess.Popen(command, cwd=REPOSITORY) as agent:
+        disk = home(pair, spec) / "disk.part"
+        await_true(lambda: agent.poll() is not None or (disk.exists() and disk.stat().st_blocks > 2048), 30,
+                   lambda: "it receives nothing")
+        agent.kill()
+    left = names(home(pair, spec))
+    assert "disk.part" in left and "disk" not in left
+    with pytest.raises(VerbFailed, match="files"):
+        pair.destination.driver.install(spec, True, QUIET)
+    service.close()
+    with served(pair, spec) as peer:
+        pair.destination.driver.receive(spec, peer, pair.destination.read_image, QUIET)
+    assert names(home(pair, spec)) == ["base", "config", "disk"] and pair.booted_there(spec)
 
 
 @of_files
