@@ -13,7 +13,7 @@ import pytest
 from deploy import libvirtd
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
-from tests.contract.virt_rigs import Rig, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
+from tests.contract.virt_rigs import Rig, await_true, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 
 __all__ = ["lab", "network_hosts"]
 QEMU = pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)
@@ -57,7 +57,11 @@ def _demand_tools() -> None:
 
 
 def _leave_nothing(folder: Path) -> None:
-    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in _read(path)] == []
+    def left() -> list[bytes]:
+        told = map(_read, Path("/proc").glob("[0-9]*/cmdline"))
+        return [command for command in told if str(folder).encode() in command]
+
+    await_true(lambda: not left(), 10, lambda: f"processes were left: {left()}")
     shutil.rmtree(folder)
 
 
