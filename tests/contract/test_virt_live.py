@@ -38,8 +38,12 @@ from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, await_true
 
 pytestmark = pytest.mark.kvm_or_tcg
 REPOSITORY = Path(__file__).resolve().parents[2]
+#: What the guest writes on its disk: where, and how much.
+WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
 #: User data that counts on the console and changes memory all the time, faster than a slow migration carries it.
-BUSY = """#!/bin/sh
+BUSY = f"""#!/bin/sh
+tr '\\0' c < /dev/zero |
+    dd of=/dev/vda bs=64k seek={WRITTEN_AT >> 16} count={WRITTEN >> 16} iflag=fullblock conv=notrunc,fsync
 mount -t tmpfs none /mnt
 dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
 (n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
@@ -126,6 +130,13 @@ class Traveller:
         self.here, self.there, self.at = self.there, self.here, 1 - self.at
         self.counts(self.here)
 
+    def holds_what_was_written(self) -> bool:
+        """A look at the disk of the guest that runs."""
+        told = subprocess.run(["qemu-io", "-U", "-r", "-f", "qcow2", "-c", f"read -P {ord('c')} {WRITTEN_AT} {WRITTEN}",
+                               self.folders[self.at] / "instances" / self.server / "disk"], capture_output=True,
+                              text=True, check=False)
+        return told.returncode == 0 and "verification failed" not in told.stdout
+
     def clean(self) -> None:
         for rig in (self.here, self.there):
             rig.servers = [self.server]
@@ -168,6 +179,7 @@ def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
         assert 0 < told["job_seconds"] < time.monotonic() - before
         assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20
         busy.came()
+        assert busy.holds_what_was_written()
     with busy.here.driver.console(busy.server, SERIAL) as serial:
         serial.settimeout(BOOT_SECONDS)
         assert serial.recv(1)

@@ -148,15 +148,12 @@ class _Leave:
 
     def follow(self, call: jobs.Aside | None) -> None:
         """Until the call, or the job that another agent began, is over: tell how far it is, do what is wished."""
-        stop_at = 0.0
         while call.lasts(LOOK_EVERY) if call else self.job():
-            self._tell()
             if self._run.cancelled():
-                stop_at = stop_at or time.monotonic() + CANCEL_SECONDS
-                self._abort(Cancelled())
-                if time.monotonic() > stop_at:
-                    raise Cancelled
-            elif self._run.wish() == "abort":
+                self._cancel(call)
+                return
+            self._tell()
+            if self._run.wish() == "abort":
                 self._abort(VerbFailed(ABORTED))
             elif self._run.wish() == "complete":
                 self._force()
@@ -214,6 +211,14 @@ class _Leave:
         """Asked for at each look: libvirt does not hear it in each phase of its job."""
         self._aborted = self._aborted or reason
         self._libvirt.on(self._server, "stop moving the guest", lambda domain: domain.abortJob(), OVERTAKEN)
+
+    def _cancel(self, call: jobs.Aside | None) -> None:
+        """Within seconds, also when QEMU is too busy to answer libvirt: then the job may still be ending."""
+        self._aborted, stop_at = Cancelled(), time.monotonic() + CANCEL_SECONDS
+        abort = jobs.Aside(f"abort-{self._server}", lambda: jobs.abort(self._libvirt, self._server))
+        while (call or abort).lasts(LOOK_EVERY):
+            if time.monotonic() > stop_at:
+                raise Cancelled
 
     def _force(self) -> None:
         """The guest goes on at the destination at once, its memory following, or else it stands still, so that nothing
