@@ -11,6 +11,7 @@ import functools
 import socket
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from oslo_config import cfg
@@ -42,6 +43,8 @@ def _memory_driver(conf: cfg.ConfigOpts) -> Driver:
     options = conf.agent
     inventory = described(conf.host, options.memory_vcpus, options.memory_mb, options.memory_disk_gb,
                           _cpus(conf, range(options.memory_vcpus)))
+    # As a process it has no storage that it could share or not, whatever its guests remember.
+    inventory = replace(inventory, facts={**inventory.facts, "diskless": True})
     return MemoryDriver(conf.host, inventory=inventory, state_file=Path(conf.state_dir) / "memory-guests.json",
                         image_fetches=options.max_concurrent_image_fetches)
 
