@@ -145,7 +145,11 @@ class Host:
                     raise errors.Unavailable("no access to the image service came with the command")
                 self._images.upload(self._access, image, chunks)
             return write
-        run = Run(phase, lambda: work.cancelled or self._stop.is_set(), lambda: work.wish, measured)
+        def cancelled() -> bool:
+            # A guest that is on its way goes on without this agent: the next one joins it.
+            return work.cancelled or (self._stop.is_set() and not work.does("moves"))
+
+        run = Run(phase, cancelled, lambda: work.wish, measured)
         return verbs.Tools(self._driver, read_image, write_image, run, self._peer)
 
     def talk(self) -> None:

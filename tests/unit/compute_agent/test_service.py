@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from common import errors
 from common.models import Access, Command, Flavor, GuestSpec, HostInventory, ImageRef, Sync, SyncAnswer
+from common.wire import to_wire
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.machine import Monitor
@@ -18,8 +20,10 @@ from compute_agent.sync import FULL_REPORT, Agent
 from compute_agent.virt.driver import ABORTED, SHUTDOWN
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 from tests.contract.virt_rigs import await_true
+from tests.unit.compute_agent.test_moving_verbs import Reader
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
+GUEST = GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1))
 RATIOS = {"VCPU": 4.0}
 
 
@@ -71,8 +75,7 @@ class Rig:
 
     def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None) -> None:
         self.clock, self.driver = Hand(), MemoryDriver("h1", read_images=True, script=script)
-        self.driver.ensure_guest(GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)), lambda image: iter(()),
-                                 QUIET)
+        self.driver.ensure_guest(GUEST, lambda image: iter(()), QUIET)
         self.journal, self.conductor, self.images = Journal(":memory:"), Conductor(), Images()
         self.conductor.to_stop = [SERVER] if stop else []
         agent = Agent("h1", self.journal, self.clock, self.driver.boot_id())
@@ -127,13 +130,30 @@ def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
     rig.close()
 
 
-def test_a_wish_reaches_a_migration_that_runs() -> None:
-    rig = Rig(script={"live_migrate": [Slow(60)]})
-    guest = {"server": SERVER, "fence": 1, "name": "vm", "flavor": {
-        "id": "1", "name": "n", "vcpus": 1, "memory_mb": 64, "root_gb": 1}}
-    migrate = Command("a", "migrate", 1, SERVER, 1, 7, "live_migrate", {"guest": guest, "to": {}, "shared": True})
+def migrating(rig: Rig, to: dict[str, Any]) -> Command:
+    """A live migration that the process has begun."""
+    migrate = Command("a", "migrate", 1, SERVER, 1, 7, "live_migrate", {
+        "guest": to_wire(GUEST), "to": to, "shared": False})
     rig.host.do([migrate], None)
     await_true(lambda: ("live_migrate", SERVER) in rig.driver.calls, 5, lambda: "not begun")
+    return migrate
+
+
+def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
+    rig, destination = Rig(script={"live_migrate": [Slow(0.3)]}), MemoryDriver("h2")
+    rig.driver.offer(SERVER, 1, "open sesame", QUIET)
+    to = destination.prepare_arrival(GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {},
+                                     lambda image: iter(()), QUIET)
+    migrating(rig, to)
+    rig.host.close()
+    await_true(destination.domains, 5, lambda: "it was given up")
+    assert rig.driver.domains() == []
+    rig.close()
+
+
+def test_a_wish_reaches_a_migration_that_runs() -> None:
+    rig = Rig(script={"live_migrate": [Slow(60)]})
+    migrate = migrating(rig, {})
     rig.host.do([Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})], None)
     told = rig.conductor.hears(lambda said: any(result.key == migrate.key for result in said.results)).results
     assert {(result.status, result.error) for result in told if result.key == migrate.key} == {("failed", ABORTED)}
