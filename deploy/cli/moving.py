@@ -97,6 +97,7 @@ class Moving:
     said: str = ""
     quiet_since: int | None = None
     silent_since: int | None = None
+    was_heard: bool = False
 
     def run(self) -> int:
         """Until the host is empty (0), or nothing more can be done (1)."""
@@ -246,9 +247,10 @@ class Moving:
         if found := self.errand.ends(look):
             return found
         if self.errand.needs_up and not look.host.answers:
-            self.silent_since = self.silent_since or look.at
+            if self.silent_since is None:
+                self.silent_since = look.at if self.was_heard else 0
             return f"host {look.host.name} does not answer. If it is dead: kilonova host evacuate {look.host.name}"
-        self.silent_since = None
+        self.silent_since, self.was_heard = None, True
         return ""
 
     def _why_over(self, look: Look, under_way: list[Move], waiting: list[Planned], held: str) -> str:

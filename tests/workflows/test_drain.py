@@ -257,7 +257,7 @@ def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
     silence(cloud, "h1")
     assert operator.drain() == 1
     assert "If it is dead: kilonova host evacuate h1" in operator.said[-1]
-    assert kinds(cloud) == {}
+    assert kinds(cloud) == {} and operator.patience == 600, "it says so at once"
 
 
 def test_that_no_scheduler_answers_is_waiting(cloud: Cloud, operator: Operator) -> None:
