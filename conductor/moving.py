@@ -138,7 +138,7 @@ def stays(run: Run) -> bool:
     return dest(run) == source(run)
 
 
-def leave(tx: Connection, engine: Engine, run: Run) -> None:
+def leave(tx: Connection, engine: Engine, run: Run, blames: bool = True) -> None:
     """Give the destination up: the server is where it was, and holds again what it had there."""
     if not run.data.pop("placed", False):
         return
@@ -146,7 +146,7 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
         allocations.stay(tx, run.action.args["migration"], run.server.id, source(run), old_resources(run))
         run.move(dest_host=None)
         return
-    placing.give_up(tx, run, known_dest(run), keeps_files=bool(run.data.get("shared")))
+    placing.give_up(tx, run, known_dest(run), bool(run.data.get("shared")), blames)
     returned(tx, run)
 
 
@@ -161,8 +161,9 @@ def spec(engine: Engine, run: Run) -> GuestSpec:
 
 def old_spec(engine: Engine, run: Run) -> GuestSpec:
     """The guest as it was at the source."""
-    return replace(guest.spec(engine, run), flavor=from_wire(Flavor, run.action.args["old_flavor"]),
-                   fitting=_fitting({"fitting": run.data.get("old_fitting")}))
+    made = guest.spec(engine, run)
+    return replace(made, flavor=from_wire(Flavor, run.action.args["old_flavor"]), fitting=made.fitting
+                   if "old_fitting" not in run.data else _fitting({"fitting": run.data["old_fitting"]}))
 
 
 def _fitting(data: dict[str, Any]) -> Fitting | None:
@@ -217,10 +218,17 @@ def counted(flavor: dict[str, Any]) -> dict[str, int]:
 
 # --- the end ---
 def back_as_before(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    """Another destination while there are attempts and the failure was the host's own; else the server is as before."""
-    if placing.elsewhere(engine, run, problem):
+    """Another destination while there are attempts and the failure was the host's own; else the server is as before.
+    One that could not be started again is off, and somebody must look at it."""
+    undone = [told.partition(":")[0] for told in run.data.get("undo_failed", ())]
+    if not undone and placing.elsewhere(engine, run, problem):
+        for found in ("arriving", "handed_over"):
+            run.data.pop(found, None)
         run.move(status="accepted", dest_host=None)
         run.set(task_state=BY_WORKFLOW[run.action.workflow].during)
         return
+    if {"stop", "return", "revive"} & {*undone}:
+        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        run.set(power_state=states.SHUTDOWN)
     run.set(**counted(run.action.args["old_flavor"]))
     run.move(status="error")

@@ -147,10 +147,10 @@ def leave(tx: Connection, engine: Engine, run: Run) -> None:
     run.set(host=None, availability_zone=None)
 
 
-def give_up(tx: Connection, run: Run, host: str, keeps_files: bool = False) -> None:
+def give_up(tx: Connection, run: Run, host: str, keeps_files: bool = False, blames: bool = True) -> None:
     """What may be there of the server becomes a debt, and the next try goes elsewhere. ``keeps_files``: they are the
-    guest's that stays, on shared storage."""
-    if run.problem is not None and run.problem.retryable:
+    guest's that stays, on shared storage; ``blames``: a failure of the host's own says that builds fail there."""
+    if blames and run.problem is not None and run.problem.retryable:
         run.verdicts.append((host, -1))
         run.data.setdefault("blamed", []).append(host)
     run.data.pop("tried", None)

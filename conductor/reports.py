@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from common import ids, states
@@ -60,7 +61,7 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     session, booted = hosts.greet(tx, sync.host, sync.boot_id, sync.inventory)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if booted:
-        row = states.row("reboot", "HARD")
+        row = replace(states.row("reboot", "HARD"), vm=states.ANY)
         for server in guests.wanted_running_on(tx, sync.host):
             system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",),
                                     request_id=ids.new_request())
@@ -104,7 +105,10 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
             if named[key] in heads]
     if paid:
         struck = guests.pay(tx, paid)
-        migrations.completed(tx, struck)
+        moved = {server for server, host, _ in paid
+                 if server in struck and server in servers and servers[server].host != host}
+        if moved:
+            migrations.completed(tx, moved)
         runs += _go_on(tx, engine, servers, heads, struck)
     _write_news(tx, servers, news)
     return runner.flush(tx, [run for run in runs if run is not None])

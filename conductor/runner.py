@@ -51,6 +51,9 @@ LANES = _lanes()
 #: (workflow, step) whose command a host that goes down has failed.
 ABANDONED = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
                    if step.abandon)
+#: (workflow, step) whose command needs what a host has that the server leaves.
+READING = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
+                 if step.reads_source)
 LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 OUTSIDE_STEPS = sorted(LANE_OF)
 SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
@@ -245,7 +248,7 @@ def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> Non
         undone(tx, engine, workflow, index, run, result.error if result.status == "failed" else None)
         return
     if result.status in ("failed", "dead"):
-        run.fail(result.error, result.details, result.retryable)
+        run.fail(result.error, result.details, result.retryable and not step.final)
         fail(tx, engine, workflow, index, run)
         return
     unknown = "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None

@@ -283,7 +283,8 @@ class Step:
     On a host: ``command(engine, run) -> (verb, args)`` for the server's host, or the one that ``at(run)`` names,
     ``before(tx, runs)`` in the transaction that sends it, ``done(tx, run, result)`` in the one that takes the result
     in. ``abandon``: it starts no guest, so that a host that goes down meanwhile has definitely failed it;
-    ``dead_is_done``: proof that the host's guests are dead is as good as its success.
+    ``dead_is_done``: proof that the host's guests are dead is as good as its success. ``reads_source``: it needs what
+    the host has that the server leaves. ``final``: its failure is not the chosen host's, and no other would help.
     ``undo(tx, engine, run)`` removes what this action made; where that needs a host or a neighbour, ``undo_command``
     and ``undo_outside`` do. ``needed(run)``: whether this action has the step at all. ``pivot``: no way back from here.
     """
@@ -298,6 +299,8 @@ class Step:
     at: Callable[[Run], str | None] | None = None
     abandon: bool = False
     dead_is_done: bool = False
+    reads_source: bool = False
+    final: bool = False
     outside: Callable[[Engine, Run], None] | None = None
     neighbour: str = "image"
     undo: Callable[[Connection, Engine, Run], None] | None = None

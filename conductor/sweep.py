@@ -94,19 +94,27 @@ def begin_due(engine: Engine) -> None:
 
 
 def fail_where_nothing_comes(engine: Engine) -> None:
-    """Commands at hosts whose guests are dead have failed; so have those that start nothing, at hosts that are down."""
-    rows = engine.store.read(lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, engine.batch))
-    for row in rows:
-        key = f"{row.id}/{runner.name_in_key(row)}/{row.attempt}"
+    """Commands at hosts whose guests are dead have failed; so have those that start nothing, at hosts that are down,
+    and those that need the files of a host that was forced down."""
+    for row in engine.store.read(lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, engine.batch)):
         told = ("Host {} was forced down before it had answered." if row.dead else
                 "Host {} went down before it had answered.").format(row.host)
-        engine.store.write(functools.partial(_give_up, engine=engine, result=Result(
-            key, row.server_id, row.fence, "dead" if row.dead else "failed", error=told, retryable=True)))
-        log.warning("action %s does not wait any longer: %s", row.id, told)
-        engine.ring(runner.INSIDE)
+        _give_up(engine, row, "dead" if row.dead else "failed", told, retryable=True)
+    for row in engine.store.read(lambda tx: migrations.reading_from_the_dead(tx, runner.READING, engine.batch)):
+        _give_up(engine, row, "failed", f"Host {row.source}, which has the server's files, was forced down.",
+                 retryable=False)
 
 
-def _give_up(tx: Connection, engine: Engine, result: Result) -> None:
+def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: bool) -> None:
+    """Nobody waits any longer for what a host was to do."""
+    result = Result(f"{row.id}/{runner.name_in_key(row)}/{row.attempt}", row.server_id, row.fence, status, error=told,
+                    retryable=retryable)
+    engine.store.write(lambda tx: _take_in(tx, engine, result))
+    log.warning("action %s does not wait any longer: %s", row.id, told)
+    engine.ring(runner.INSIDE)
+
+
+def _take_in(tx: Connection, engine: Engine, result: Result) -> None:
     servers = actions.lock_servers(tx, [result.server])
     heads = actions.lock(tx, [result.key.split("/")[0]])
     runs = [reports.finish_step(tx, engine, servers, head, result) for head in heads.values()]

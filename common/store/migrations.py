@@ -20,7 +20,7 @@ from common.store import actions, allocations, guests
 from common.store.engine import now, update_grouped
 from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
-from common.store.schema import hosts, migrations, servers
+from common.store.schema import hosts, migrations, servers, services
 from common.wire import to_wire
 
 RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
@@ -89,17 +89,29 @@ def close(tx: Connection, row: states.Action, server_id: str, *, context: Reques
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
-    """An admin says that the server is where it is: what an open move has anywhere else is a debt."""
+    """An admin says that the server is where it is, and of the flavor that it has there: what an open move has anywhere
+    else is a debt, but for files that are the server's own, on shared storage."""
     for move in open_of(tx, [server_id]).values():
+        server = tx.execute(sa.select(servers.c.host, servers.c.flavor).where(servers.c.id == server_id)).one()
+        tx.execute(sa.update(servers).where(servers.c.id == server_id).values(
+            vcpus=server.flavor["vcpus"], memory_mb=server.flavor["memory_mb"]))
         if move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, server_id, move.source_host)
         for row in guests.places(tx, server_id):
             if row.wanted in (guests.KEPT, guests.ARRIVING):
-                guests.owe(tx, server_id, fence, host=row.host, may_run=False)
+                guests.owe(tx, server_id, fence, host=row.host, may_run=False,
+                           keeps_files=share_files(tx, row.host, server.host))
             elif row.wanted in guests.HERE and row.holder is not None:
                 guests.hold(tx, server_id, row.host, None)
                 allocations.hand_back(tx, row.holder, server_id, row.host)
         update(tx, {move.uuid: {"status": "confirmed" if move.status == FINISHED else "error"}})
+
+
+def share_files(tx: Connection, one: str, other: str) -> bool:
+    """Is what one of these hosts keeps of a server the same as what the other does?"""
+    found = {row.name: (row.facts or {}).get("storage") for row in tx.execute(
+        sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((one, other))))}
+    return bool(found.get(one)) and found.get(one) == found.get(other)
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:
@@ -147,6 +159,18 @@ def completed(tx: Connection, server_ids: Iterable[str]) -> None:
 
 
 # --- reading ---
+def reading_from_the_dead(tx: Connection, steps: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:
+    """Actions whose command is at one of these steps (workflow, step), which need what a source has that was forced
+    down: the action's columns and ``source``."""
+    at = sa.tuple_(actions_table.c.workflow, actions_table.c.step).in_(steps)
+    query = sa.select(actions_table, migrations.c.source_host.label("source")).select_from(
+        actions_table.join(migrations, migrations.c.action_id == actions_table.c.id).join(
+            services, sa.and_(services.c.host == migrations.c.source_host, services.c.binary == "nova-compute")))
+    return list(tx.execute(query.where(
+        actions_table.c.state == "waiting", actions_table.c.phase == "do", at,
+        services.c.forced_down.is_(True)).limit(limit)))
+
+
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
     """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs: id, project_id."""
     query = sa.select(servers.c.id, servers.c.project_id).join(migrations, migrations.c.server_id == servers.c.id)

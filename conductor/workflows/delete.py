@@ -25,14 +25,16 @@ def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in debts.settle(tx, runs):
         before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
         superseded = before if before is not None and before.state == "superseded" else None
-        if run.action.args.get("was") == states.RESIZED or superseded is not None and superseded.args.get("migration"):
-            migrations.end_open(tx, [run.server.id], "cancelled")
+        if run.action.args.get("was") == states.RESIZED or superseded is not None:
+            run.data["moves"] = True
         run.data["images"] = _images(run, superseded.args.get("image_id") if superseded else None)
         if superseded is not None and superseded.step == "networks":
             run.data["late"] = True
 
 
 def _gone(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    if moving := [run.server.id for run in runs if run.data.get("moves")]:
+        migrations.end_open(tx, moving, "cancelled")
     for run in runs:
         run.set(vm_state=states.DELETED, task_state=None, power_state=states.NOSTATE, deleted=1, deleted_at=now(),
                 terminated_at=now(), progress=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from common import errors, states
 from common.models import Result
-from common.store import actions, guests, hosts, services
+from common.store import actions, guests, hosts, migrations, services
 from common.store.engine import Connection, now
 from common.wire import to_wire
 from conductor import guest, moving, networks, placing
@@ -28,7 +28,7 @@ def _fence(engine: Engine, run: Run) -> None:
     host = moving.source(run)
     dead, up, session = engine.store.read(lambda tx: (
         services.are_dead(tx, host), services.is_up(tx, host), hosts.sessions(tx, [host]).get(host, 0)))
-    run.left["session"] = session
+    run.left["session"] = run.data.get("session", session)
     if dead:
         return
     if up:
@@ -43,17 +43,17 @@ def _fence(engine: Engine, run: Run) -> None:
 NO_PROOF = ("Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
             "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
             "openstack compute service set --down {host} nova-compute")
+HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 
 
 def _fenced(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
-        host = moving.source(run)
         if not run.data.pop("fenced", False):
             continue
-        if hosts.sessions(tx, [host]).get(host, 0) == run.data["session"]:
-            services.fence(tx, host)
+        if _session(tx, run) == run.data["session"]:
+            services.fence(tx, moving.source(run))
         else:
-            run.fail(f"Host {host} has come back meanwhile; the server is there.")
+            run.fail(HAS_COME_BACK.format(host=moving.source(run)))
 
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
@@ -68,7 +68,16 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     if taken:
         guests.add(tx, [{**place.guest(run), "wanted": guests.RUNNING if _runs(run) else guests.STOPPED,
                          "may_run": _runs(run)} for run, place in taken])
-        moving.compare(tx, [run for run, _ in taken])
+        for run, _ in moving.compare(tx, [run for run, _ in taken]):
+            _check(run)
+
+
+def _check(run: Run) -> None:
+    """Who says where the files are must be right: a disk would be lost, or missed."""
+    told = run.action.args.get("shared")
+    if told is not None and told != run.data["shared"]:
+        run.fail("The server's files are on storage that its new host shares." if run.data["shared"] else
+                 "The server's files are not on storage that its new host shares.")
 
 
 def _may_begin(tx: Connection, run: Run) -> bool:
@@ -79,7 +88,23 @@ def _may_begin(tx: Connection, run: Run) -> bool:
     if not services.are_dead(tx, moving.source(run), locked=True):
         run.fail(f"Host {moving.source(run)} is not forced down any more; the server is there.")
         return False
+    if _session(tx, run) != run.data["session"]:
+        run.fail(HAS_COME_BACK.format(host=moving.source(run)))
+        return False
     return True
+
+
+def _session(tx: Connection, run: Run) -> int:
+    return hosts.sessions(tx, [moving.source(run)]).get(moving.source(run), 0)
+
+
+def _look_back(tx: Connection, engine: Engine, run: Run) -> None:
+    """A host that has said hello since is no longer dead; what it was told to keep off runs there again."""
+    run.data["returned"] = "session" in run.data and _session(tx, run) != run.data["session"]
+
+
+def _has_returned(run: Run) -> bool:
+    return bool(run.data.get("returned")) and run.action.args["was"] == states.ACTIVE
 
 
 def _keep_old(tx: Connection, run: Run) -> None:
@@ -89,7 +114,8 @@ def _keep_old(tx: Connection, run: Run) -> None:
         if row.host == moving.source(run):
             run.data["old"] |= {"wanted": row.wanted}
         elif row.wanted != guests.ABSENT:
-            guests.owe(tx, run.server.id, run.fence, host=row.host, may_run=False)
+            guests.owe(tx, run.server.id, run.fence, host=row.host, may_run=False,
+                       keeps_files=migrations.share_files(tx, row.host, moving.source(run)))
     guests.become(tx, run.server.id, moving.source(run), guests.KEPT, may_run=False)
 
 
@@ -143,6 +169,8 @@ def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> No
     """Another host while there are attempts; else as before, and the action's event says why."""
     if "plugged" in run.data:
         run.set(interfaces=run.data["plugged"])
+    if run.data.get("returned"):
+        problem = StepFailed(str(problem), problem.details)
     moving.back_as_before(tx, engine, run, problem)
     if run.moved.get("status") == "error":
         run.move(status="failed")
@@ -153,6 +181,8 @@ def _waits(run: Run) -> bool:
 
 
 EVACUATE = Workflow("evacuate", failed=_failed, steps=(
+    Step("revive", "only on the way back: its host has returned meanwhile, and runs it again", undo=_look_back,
+         undo_command=guest.start, at=moving.source, needed=_has_returned),
     Step("fence", "before anything: while its guests may run there is nothing to be made again", outside=_fence,
          apply=_fenced, neighbour=FENCING),
     Step("place", "the old guest is kept in the records, so that a failure leads back", propose=moving.propose,

@@ -13,9 +13,10 @@ from typing import Any
 
 from common import states
 from common.models import Result
+from common.store import guests, migrations
 from common.store.engine import Connection
 from common.wire import to_wire
-from conductor import debts, moving, networks
+from conductor import debts, moving, networks, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow
 
 ABORTED = "The migration was aborted."        #: what the source says when somebody wished it
@@ -23,7 +24,7 @@ ABORTED = "The migration was aborted."        #: what the source says when someb
 
 def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run, source in moving.claim(tx, engine, runs):
-        run.data["cpu"] = source.get("cpu_info") or {}
+        run.data.update(cpu=source.get("cpu_info") or {}, diskless=bool(source.get("diskless")))
         run.move(status="preparing")
         _check(run)
 
@@ -36,7 +37,7 @@ def _check(run: Run) -> None:
                  "there, or migrate the server while it is off.", retryable=True)
     elif block is True and shared:
         run.fail("Block migration cannot be used with shared storage.")
-    elif block is False and not shared:
+    elif block is False and not shared and not run.data["diskless"]:
         run.fail("The hosts share no storage; ask for a block migration, or leave that to Kilonova.")
 
 
@@ -48,6 +49,19 @@ def _prepare(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 def _prepared(tx: Connection, run: Run, result: Result) -> None:
     run.data["to"] = {**run.data["to"], **result.data}
+
+
+def _give_up(tx: Connection, engine: Engine, run: Run) -> None:
+    """That two hosts do not go together says nothing of either."""
+    moving.leave(tx, engine, run, blames=False)
+
+
+def _heed(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    """What was wished before the hosts could be told."""
+    moves = migrations.open_of(tx, [run.server.id for run in runs])
+    for run in runs:
+        if moves[run.server.id].wish == migrations.ABORT:
+            run.fail(ABORTED)
 
 
 def _migrate(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
@@ -69,6 +83,10 @@ def _arrive(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
     return "arrived", {"guest": to_wire(moving.spec(engine, run))}
 
 
+def _drop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+    return "ensure_absent", {"keep_files": bool(run.data.get("shared"))}
+
+
 def _arrived(tx: Connection, run: Run, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
@@ -85,6 +103,7 @@ def _start_again(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 def _switch(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         moving.go(tx, run, runs=True)
+        placing.worked(run)
 
 
 def _leave(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
@@ -98,29 +117,39 @@ def _done(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    moving.back_as_before(tx, engine, run, problem)
+    """It is as before; one that was lost on the way was started anew, and is not sent on another. One that has moved
+    stays where it is, whatever its ports have."""
     run.set(progress=0)
-    if run.moved.get("status") == "error":
-        run.move(status="cancelled" if str(problem) == ABORTED else "error")
+    if run.host == moving.dest(run):
+        guests.owe(tx, run.server.id, run.fence, host=moving.source(run), may_run=False,
+                   keeps_files=bool(run.data.get("shared")))
+        run.move(status="completed")
+        return
     if _is_lost(run):
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
+        problem = StepFailed(str(problem), problem.details)
+    moving.back_as_before(tx, engine, run, problem)
+    if run.moved.get("status") == "error" and str(problem) == ABORTED:
+        run.move(status="cancelled")
 
 
 LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
     Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
-         propose=moving.propose, apply=_claim, undo=moving.leave),
-    Step("offer", "of a guest that runs only what it cannot change", command=moving.offer, at=moving.source),
+         propose=moving.propose, apply=_claim, undo=_give_up),
+    Step("offer", "of a guest that runs only what it cannot change", command=moving.offer, at=moving.source,
+         final=True),
     Step("prepare", "the destination looks whether it can take the guest, before anything of it moves",
-         command=_prepare, at=moving.dest, done=_prepared, abandon=True),
+         command=_prepare, at=moving.dest, done=_prepared, abandon=True, reads_source=True),
     Step("bind_there", "before it runs there, while the ports still work where it is", outside=networks.bind_there,
          undo_outside=networks.patiently(networks.withdraw_there), neighbour=networks.NETWORK,
          needed=networks.has_ports),
+    Step("heed", "the last moment at which nothing has to be called off", apply=_heed),
     Step("return", "only on the way back, when it is nowhere: it starts from its disk where that is whole",
          undo_command=_start_again, at=moving.source, needed=_is_lost),
     Step("migrate", "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
          command=_migrate, at=moving.source, before=_begun, done=_migrated, dead_is_done=True),
-    Step("arrive", "the destination says that it has it; only that makes it its place", command=_arrive,
-         at=moving.dest, done=_arrived),
+    Step("arrive", "the destination says that it has it; only that makes it its place. Else it gives up what it may "
+         "have, before the source starts it again", command=_arrive, at=moving.dest, done=_arrived, undo_command=_drop),
     Step("switch", "one transaction: the place, and which of the two guests may run", apply=_switch, pivot=True),
     Step("activate", "at once: from now on its frames are sent there", outside=networks.activate_there,
          apply=networks.written, neighbour=networks.NETWORK, needed=networks.has_ports),

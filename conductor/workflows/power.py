@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common import states
+from common.models import Result
 from common.store import guests
 from common.store.engine import Connection
 from conductor import guest
@@ -45,7 +46,15 @@ def _stays_off(tx: Connection, engine: Engine, run: Run, problem: StepFailed) ->
 def _is_lost(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
     """A reboot that failed leaves the guest off where it should run: that is an error to be seen."""
     _stays_off(tx, engine, run, problem)
-    run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
+    if run.action.args["was"] != states.RESIZED:            # whose move is still to be ended
+        run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
+
+
+def _goes_on(tx: Connection, run: Run, result: Result) -> None:
+    """Whoever's host was booted is what it was, also where its user could not have asked for this."""
+    guest.runs(tx, run, result)
+    if run.action.args["was"] in (states.RESIZED, states.RESCUED):
+        run.set(vm_state=run.action.args["was"])
 
 
 START = Workflow("start", failed=_stays_off, steps=(
@@ -61,7 +70,7 @@ REBOOT_SOFT = Workflow("reboot_soft", failed=_is_lost, steps=(
          before=guest.will_run, done=guest.runs),))
 
 REBOOT_HARD = Workflow("reboot_hard", failed=_is_lost, steps=(
-    Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=guest.will_run, done=guest.runs),))
+    Step("reboot", "as soft, without asking the guest", command=_reboot_hard, before=guest.will_run, done=_goes_on),))
 
 PAUSE = Workflow("pause", steps=(
     Step("pause", "the guest's memory stays where it is", command=_pause, done=guest.runs),))

@@ -17,7 +17,7 @@ from common.models import Result
 from common.store import guests
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import debts, guest, moving, networks
+from conductor import debts, guest, moving, networks, placing
 from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
 
 #: The same for a server that was resized where it is.
@@ -74,6 +74,7 @@ def _install(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def installed(tx: Connection, run: Run, result: Result) -> None:
+    placing.worked(run)
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
 
@@ -107,11 +108,11 @@ RESIZE = Workflow("resize", failed=_as_before, steps=(
          done=_prepared, abandon=True),
     Step("stop", "the last moment at which its files may change; on the way back it is started again",
          command=guest.stop, at=moving.source, done=guest.rests, undo=runs_again, undo_command=guest.start,
-         needed=moving.ran),
+         needed=moving.ran, final=True),
     Step("offer", "the files are what they will be; whoever has the secret may read them", command=moving.offer,
-         at=moving.source, needed=moving.is_copied),
+         at=moving.source, needed=moving.is_copied, final=True),
     Step("copy", "the destination fetches, because it knows what it has", command=_receive, at=moving.dest,
-         done=_received, abandon=True),
+         done=_received, abandon=True, reads_source=True),
     Step("bind", "before it starts there, and as late as that: it is off, and needs no network", outside=_bind,
          apply=networks.keep_plugged, undo_outside=networks.patiently(_bind_back), neighbour=networks.NETWORK,
          needed=networks.has_ports),
@@ -136,9 +137,19 @@ def _confirm(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
         _know(tx, run)
         run.move(status="confirming")
     for run in debts.settle(tx, [run for run in runs if not run.paused], moving.source):
-        run.set(vm_state=states.STOPPED if run.server.power_state == states.SHUTDOWN else states.ACTIVE,
-                **moving.counted(run.action.args["new_flavor"]))
-        run.move(status="confirmed")
+        confirmed(tx, run)
+
+
+def confirmed(tx: Connection, run: Run) -> None:
+    """There is no way back any more; the server is what its guest is."""
+    vm_state = _RESTS.get(run.server.power_state, states.ACTIVE)
+    if vm_state == states.STOPPED:
+        guests.want(tx, [run.server.id], guests.STOPPED, False)
+    run.set(vm_state=vm_state, **moving.counted(run.action.args["new_flavor"]))
+    run.move(status="confirmed")
+
+
+_RESTS = {states.SHUTDOWN: states.STOPPED, states.CRASHED: states.STOPPED, states.POWER_PAUSED: states.PAUSED}
 
 
 def _know(tx: Connection, run: Run) -> None:

@@ -80,9 +80,7 @@ def _drop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 def _dropped(tx: Connection, run: Run, result: Result) -> None:
     """The migration holds nothing any more."""
     allocations.stay(tx, run.action.args["migration"], run.server.id, moving.source(run))
-    run.set(vm_state=states.STOPPED if run.server.power_state == states.SHUTDOWN else states.ACTIVE,
-            **moving.counted(run.action.args["new_flavor"]))
-    run.move(status="confirmed")
+    resize.confirmed(tx, run)
 
 
 def _still_resized(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:

@@ -20,7 +20,8 @@ class Scenario:
     is another for a verb. ``keeps``: of one that moves, whether its disk is what it was.
 
     ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``alone``: its
-    host is the only one. ``ports``: has it any? ``brief``: a variant of another scenario, which is not tried with everything that can happen."""
+    host is the only one. ``ports``: has it any? ``brief``: a variant of another scenario, which is not tried with
+    everything that can happen."""
 
     ask: str
     ends: str

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live migrations that somebody steers, and ports of servers that are in two places."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from common import errors, states
+from common.store import migrations
+from conductor import steering
+from tests.workflows.moves import CANARY, before, clouds, disk, last, server_on, stands
+from tests.workflows.scenarios import ask
+from tests.workflows.simulator import Cloud
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    cloud = clouds()
+    yield cloud
+    cloud.store.close()
+
+
+def wish(cloud: Cloud, server: str, what: str) -> None:
+    """What the API writes."""
+    move = cloud.migration(server)
+    assert cloud.store.write(lambda tx: migrations.wish(tx, move.uuid, what, migrations.IN_PROGRESS))
+
+
+def steer(cloud: Cloud, server: str, what: str) -> None:
+    """That, and what it sends."""
+    wish(cloud, server, what)
+    found = cloud.show(server)
+    action = last(cloud, server)
+    session = cloud.hosts["h1"].agent.session
+    cloud.do("h1", [steering.command(action.id, action.attempt, server, found.fence, session, what)])
+
+
+def at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
+    """This happens when the source has just begun."""
+    cloud.hosts["h1"].fault_point = lambda verb, step, where: (
+        act() if (verb, where) == ("live_migrate", "before") else None)
+
+
+def is_cancelled(cloud: Cloud, server: str) -> None:
+    stands(cloud, server, states.ACTIVE, "h1")
+    assert (cloud.migration(server).status, last(cloud, server).attempt) == ("cancelled", 1)
+    assert cloud.domains(server) == ["h1"]
+    assert cloud.hosts["h1"].driver.guests[server].boots == 1
+
+
+def test_one_that_runs_is_aborted(cloud: Cloud) -> None:
+    server = server_on(cloud)
+    at_migrate(cloud, lambda: steer(cloud, server, "abort"))
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    is_cancelled(cloud, server)
+
+
+def test_one_that_waits_for_its_turn_is_aborted_though_nobody_told_its_host(cloud: Cloud) -> None:
+    """The command and the API's word are lost; the host hears of both with its next exchange."""
+    server, lost = server_on(cloud), []
+
+    def lose(host: str) -> None:
+        wish(cloud, server, "abort")
+        cloud.lose = lambda kind: kind == "do" and not lost and not lost.append(kind)  # type: ignore[func-returns-value]
+    before(cloud, "live_migrate", lose)
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    assert lost
+    is_cancelled(cloud, server)
+    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.calls
+
+
+@pytest.mark.parametrize("verb", ["offer", "prepare_arrival"])
+def test_one_that_is_prepared_is_aborted_before_it_goes(cloud: Cloud, verb: str) -> None:
+    server = server_on(cloud)
+    before(cloud, verb, lambda host: wish(cloud, server, "abort"))
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    is_cancelled(cloud, server)
+    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.calls
+
+
+def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
+    server = server_on(cloud)
+    at_migrate(cloud, lambda: steer(cloud, server, "complete"))
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert cloud.migration(server).status == "completed"
+
+
+def test_an_abort_that_comes_too_late_changes_nothing(cloud: Cloud) -> None:
+    server = server_on(cloud)
+    before(cloud, "arrived", lambda host: steer(cloud, server, "abort"))
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert cloud.migration(server).status == "completed"
+
+
+def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cloud: Cloud) -> None:
+    server = server_on(cloud)
+    ask(cloud, server, "os-migrateLive")
+
+    def refuse(port: str, host: str) -> None:
+        raise errors.Conflict("No.")
+    activate, cloud.networks.activate = cloud.networks.activate, refuse  # type: ignore[method-assign]
+    cloud.look = lambda: None
+    cloud.settle()
+    cloud.networks.activate = activate  # type: ignore[method-assign]
+    found = cloud.show(server)
+    assert (found.vm_state, found.host) == (states.ACTIVE, cloud.migration(server).dest_host)
+    assert (cloud.migration(server).status, last(cloud, server).message) == ("completed", "No.")
+    assert cloud.domains(server) == [found.host]
+    assert {one.invariant for one in cloud.findings()} == {"port-of-server"}
+
+
+def test_where_a_port_has_one_host_it_is_moved_when_the_guest_has(cloud: Cloud) -> None:
+    cloud.networks.one_host_a_port = True
+    server = server_on(cloud)
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert disk(cloud, server) == CANARY
+
+
+def test_a_host_that_cannot_bind_the_ports_is_not_gone_to(cloud: Cloud) -> None:
+    cloud.networks.cannot_bind = {"h2"}
+    server = server_on(cloud)
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, "h3")
+    server = server_on(cloud)
+    ask(cloud, server, "resize")
+    cloud.settle()
+    stands(cloud, server, states.RESIZED, "h3")
