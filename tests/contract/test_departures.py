@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator who empties a host reads of it, on SQLite, PostgreSQL and MariaDB."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids, states
+from common.context import RequestContext
+from common.models import Flavor, HostInventory, ImageRef
+from common.store import actions, allocations, departures, guests, hosts, migrations, schema, servers, upgrades
+from common.store.engine import Store, now
+from common.wire import to_wire
+
+ADMIN = RequestContext(user_id="", project_id="", roles=("admin",), request_id="req-1")
+FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os_type": "linux"})
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """Two hosts; the first takes servers in while they run, and the second does not."""
+    made = Store(database_url)
+    upgrades.upgrade(made)
+    for name, uri in (("h1", "qemu+tcp://h1/system"), ("h2", "")):
+        made.write(lambda tx, name=name, uri=uri: hosts.hello(tx, name, "boot", HostInventory(
+            "QEMU", 7002000, "", 4, 8192, 100, facts={"migration": {"uri": uri, "address": ""}})))
+    yield made
+    made.close()
+
+
+def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
+    """One that is stopped on h1, with what it holds there."""
+    server = ids.new()
+    with store.begin() as tx:
+        servers.insert(tx, [{
+            "id": server, "project_id": "p", "user_id": "u", "name": name, "hostname": name, "host": "h1",
+            "vm_state": states.STOPPED, "flavor": to_wire(FLAVOR), "flavor_id": "1", "vcpus": 1, "disk_gb": 1,
+            "memory_mb": memory_mb, "meta": {}, "tags": [], "scheduler_hints": {"group": "g"}, "security_groups": [],
+            "image": to_wire(IMAGE), "image_id": "i", "pinned_availability_zone": "az1", "reservation_id": "r"}])
+        wish = allocations.Wish(server, "p", "u", {"VCPU": 1, "MEMORY_MB": memory_mb}, ["h1"])
+        allocations.claim(tx, [wish])
+        guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1, "wanted": guests.STOPPED, "may_run": False}])
+    return server
+
+
+def begin(store: Store, server: str, host: str = "h1") -> departures.Move:
+    return store.write(lambda tx: departures.begin(tx, host, "migrate", server, migrations.MIGRATION, context=ADMIN,
+                                                   args={"host": None, "by": "a drain"}))
+
+
+def test_servers_with_all_that_a_scheduler_wants_to_know_large_ones_first(store: Store) -> None:
+    small, large = new_server(store, "small"), new_server(store, "large", 256)
+    found = store.read(lambda tx: departures.look(tx, "h1"))
+    assert [(one.id, one.name, one.busy) for one in found.servers] == [(large, "large", ""), (small, "small", "")]
+    assert found.servers[1] == departures.Resident(small, "small", "p", states.STOPPED, FLAVOR, IMAGE, {"group": "g"},
+                                                   "az1")
+    assert found.guests == {"stopped": 2} and found.leaving == found.coming == []
+    assert found.host.answers and abs(found.at - (found.host.seen_at or 0)) < 60_000_000
+    assert store.read(lambda tx: departures.look(tx, "h2")).servers == []
+    with pytest.raises(errors.NotFound, match="There is no host h3"):
+        store.read(lambda tx: departures.look(tx, "h3"))
+
+
+def test_a_move_from_its_beginning_to_its_end(store: Store) -> None:
+    server = new_server(store, "web")
+    move = begin(store, server)
+    assert (move.status, move.by, move.source, move.dest, move.name) == ("accepted", "a drain", "h1", None, "web")
+    found = store.read(lambda tx: departures.look(tx, "h1"))
+    assert found.leaving == [move] and not move.idle
+    assert (found.servers[0].busy, found.servers[0].task_state) == ("migrate", states.RESIZE_PREP)
+    with pytest.raises(errors.Conflict):
+        begin(store, server)
+    action = store.read(lambda tx: actions.list_for(tx, server))[0]
+    with store.begin() as tx:
+        migrations.update(tx, {move.uuid: {"status": "error", "dest_host": "h2", "progress": {"memory_total": 5}}})
+        actions.append(tx, [{"action_id": action.id, "seq": 1, "step": "copy", "attempt": 1, "event": "failed",
+                             "message": "No space."}])
+        actions.update(tx, {action.id: {"state": "failed", "message": "No space.", "finished_at": now()}})
+    assert store.read(lambda tx: departures.look(tx, "h1")).leaving == []
+    [ended] = store.read(lambda tx: departures.moves(tx, [move.uuid]))
+    assert (ended.status, ended.failed, ended.step, ended.message, ended.progress) == (
+        "error", True, "copy", "No space.", {"memory_total": 5})
+    assert store.read(lambda tx: departures.took(tx, "h1", migrations.MIGRATION)) == []
+    store.write(lambda tx: actions.update(tx, {action.id: {"state": "done"}}))
+    [seconds] = store.read(lambda tx: departures.took(tx, "h1", migrations.MIGRATION))
+    assert 0 <= seconds < 60
+
+
+def test_a_server_that_has_left_is_not_moved_from_elsewhere(store: Store) -> None:
+    server = new_server(store, "web")
+    with pytest.raises(errors.Conflict, match="is not on host h2 any more"):
+        begin(store, server, "h2")
+
+
+def test_what_is_on_its_way_to_the_host(store: Store) -> None:
+    move = begin(store, new_server(store, "web"))
+    store.write(lambda tx: migrations.update(tx, {move.uuid: {"dest_host": "h2"}}))
+    found = store.read(lambda tx: departures.look(tx, "h2"))
+    assert [one.uuid for one in found.coming] == [move.uuid] and found.leaving == []
+
+
+def test_debts_with_what_they_hold(store: Store) -> None:
+    server = new_server(store, "web")
+    with store.begin() as tx:
+        guests.owe(tx, server, 2)
+        tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(deleted=1))
+    [debt] = store.read(departures.debts)
+    assert (debt.server, debt.name, debt.host.name, debt.holds) == (server, "web", "h1", {"VCPU": 1, "MEMORY_MB": 128})
+    assert store.read(lambda tx: departures.debts(tx, "h2")) == []
+
+
+def test_hosts_that_take_servers_in_while_they_run(store: Store) -> None:
+    assert store.read(departures.lively) == {"h1"}
