@@ -6,6 +6,7 @@ counting where it is. What both drivers owe is in test_virt_moves.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -387,3 +388,21 @@ def test_guest_with_its_disk_on_shared_storage_cannot_run_on_both_hosts(machines
             shared.came()
     finally:
         shared.clean()
+
+
+def test_removal_wins_over_a_migration(machines: Machines, bootable: Path) -> None:
+    doomed = Traveller(machines, bootable)
+    removed: list[int] = []
+
+    def remove(told: Mapping[str, int]) -> bool:
+        if told["memory_processed"] and not removed:
+            removed.append(1)
+            doomed.here.driver.ensure_absent(doomed.server, doomed.spec.fence + 1)
+        return bool(removed)
+    with contextlib.suppress(Cancelled, VerbFailed):
+        doomed.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
+    assert removed
+    await_true(lambda: Connection(doomed.uris[1]).find(doomed.server) is None, 20, lambda: "it still arrives")
+    assert doomed.here.state(doomed.server) is None
+    assert doomed.here.files(doomed.server) == []
+    doomed.clean()
