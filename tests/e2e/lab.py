@@ -23,6 +23,7 @@ left, which saves the time of making them while a test is written.
 """
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,6 +118,11 @@ class LiveLab(Live):
         """The boot that the host has told of last, and how often its agent has said hello."""
         [(boot, session)] = self.rows("SELECT boot_id, session FROM hosts WHERE name = ?", host)
         return str(boot), int(session)
+
+    def facts(self, host: str) -> dict[str, Any]:
+        """What the host's agent told of it in its last hello, as it is kept."""
+        [(facts,)] = self.rows("SELECT facts FROM hosts WHERE name = ?", host)
+        return dict(json.loads(facts))
 
     def repair(self) -> None:
         """Every host is on, plugged in, enabled, not forced down and up, whatever was done to it."""

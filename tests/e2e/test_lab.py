@@ -4,18 +4,25 @@ is for. Moves themselves are in other files.
 """
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import libvirt
 import pytest
 
+from deploy.cloud import Ports
 from deploy.lab_hosts import Facts, Lab
-from tests.e2e.conftest import MadeLab
+from deploy.packages import ROOT
+from deploy.servers import free_ports
+from tests.e2e.conftest import MadeLab, new_home
 from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import await_true
@@ -39,7 +46,11 @@ def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
     assert len({machine, *boots.values()}) == 4
     shown = {one.name: one for one in lab.seed.admin.compute.hypervisors(details=True)}
     assert sorted(shown) == list(lab.cloud.hosts) and {one.state for one in shown.values()} == {"up"}
+    assert len({lab.facts(host)["storage"] for host in lab.cloud.hosts}) == 3
     for number, host in enumerate(lab.cloud.hosts, 1):
+        address = lab.cloud.host_address(number)
+        assert lab.facts(host)["transfer"].startswith(f"{address}:")
+        assert lab.facts(host)["migration"] == {"uri": f"qemu+tcp://{address}/system", "address": address}
         assert Path(f"/proc/{lab.cloud.pid(f'agent-{number}' if number > 1 else 'agent')}/ns/net").stat().st_ino \
             == Path(f"/run/netns/{lab.cloud.underlay.namespace(number)}").stat().st_ino
         with asked(lab, host) as libvirtd:
@@ -155,6 +166,7 @@ def test_up_brings_struck_hosts_back(lab: LiveLab) -> None:
 def test_disks_of_a_shared_lab_are_in_one_folder(shared_lab: LiveLab) -> None:
     with witness(shared_lab, "one", host="lab1") as one, witness(shared_lab, "two", host=HOST) as two:
         folder = shared_lab.home / "instances"
+        assert len({shared_lab.facts(host)["storage"] for host in shared_lab.cloud.hosts}) == 1
         assert {one.server, two.server} <= {path.name for path in folder.iterdir()}
         for number in (1, 2, 3):
             assert (shared_lab.cloud.state_folder(number) / "instances").resolve() == folder
@@ -166,12 +178,38 @@ def test_disks_of_a_shared_lab_are_in_one_folder(shared_lab: LiveLab) -> None:
         assert one.account().run == before.run
 
 
-def test_interrupted_lab_is_taken_down(tmp_path: Path, lab_up: MadeLab) -> None:
-    """Of one that only has its facts, and of one whose supervisor was killed."""
-    live = LiveLab(Lab.make(tmp_path / "half", Facts(2, False, 25390)))
-    done = live.down()
-    assert (done.returncode, live.home.exists()) == (0, False), done
-    assert live.command("status").returncode == 1
+@pytest.fixture
+def half() -> Iterator[LiveLab]:
+    """A lab of two hosts that was never finished; its home is made and must not stay."""
+    live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
+    yield live
+    assert (live.home.exists(), live.processes(), live.in_kernel()) == (False, [], [])
+
+
+def test_lab_that_never_began_is_taken_down(half: LiveLab) -> None:
+    assert half.command("status").returncode == 1
+    assert half.command("kill", HOST).returncode == 1
+    assert half.down().returncode == 0
+    assert half.down().returncode == 0
+
+
+def test_interrupted_up_is_taken_down(half: LiveLab) -> None:
+    with subprocess.Popen([str(ROOT / "deploy/lab"), "up", "2"], env=half.environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, start_new_session=True) as up:
+        assert up.stdout is not None
+        said = list(takewhile(lambda line: "[8/17]" not in line, up.stdout))
+        os.killpg(up.pid, signal.SIGINT)
+        up.wait(30)
+    assert up.returncode != 0, said
+    assert half.processes() and half.in_kernel(), said
+    assert half.down().returncode == 0
+
+
+def test_guests_reach_neither_hosts_nor_services(lab: LiveLab) -> None:
+    with witness(lab, "prisoner", host=HOST) as guest:
+        assert guest.reaches(str(lab.cloud.underlay.external[1]))
+        for address in (lab.cloud.address, *(lab.cloud.host_address(number) for number in (1, 2, 3))):
+            assert not guest.reaches(address), address
 
 
 # --- the watcher ---
