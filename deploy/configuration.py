@@ -29,7 +29,8 @@ def text(cloud: Cloud, host: str, number: int) -> str:
                     "reclaim_instance_interval": cloud.reclaim_instance_interval},
         "database": {"url": cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db"},
         "api": {"host": cloud.address, "port": cloud.ports.api},
-        "conductor": {"fencing_hook": cloud.fencing_hook},
+        "conductor": {"fencing_hook": cloud.fencing_hook,
+                      "allow_resize_to_same_host": len(cloud.hosts) == 1},      # where else could it be resized
         "agent": {"driver": cloud.driver, "libvirt_uri": uri(cloud.libvirt_folder(number)),
                   "console_host": cloud.host_address(number)},
         "migration": _migration(cloud, number),
