@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves that somebody ends on their way, by deleting the server or by an admin's word about its state, at each step."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from common import states
+from tests.workflows.moves import (
+    CANARY,
+    after,
+    before,
+    clouds,
+    disk,
+    lead_up,
+    reset_state,
+    resized,
+    server_on,
+    shares,
+    stands,
+)
+from tests.workflows.scenarios import ask
+from tests.workflows.simulator import Cloud
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    cloud = clouds()
+    yield cloud
+    cloud.store.close()
+
+
+@pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
+def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """With disks of their own, or on shared storage."""
+    cloud = clouds(storage=request.param)
+    yield cloud
+    cloud.store.close()
+
+
+ENDINGS = [(key, verb) for key, verbs in (
+    ("resize", ("prepare", "ensure_stopped", "offer", "receive", "install")),
+    ("revertResize", ("ensure_stopped", "install")),
+    ("os-migrateLive", ("offer", "prepare_arrival", "live_migrate", "arrived")),
+    ("evacuate", ("ensure_guest",))) for verb in verbs]
+
+
+@pytest.mark.parametrize("when", [before, after])
+@pytest.mark.parametrize(("key", "verb"), ENDINGS)
+def test_a_server_can_be_deleted_at_each_step(cloud: Cloud, key: str, verb: str, when: object) -> None:
+    server = server_on(cloud)
+    lead_up(cloud, server, key)
+    (before if when is before else after)(cloud, verb, lambda host: cloud.ask(server, "delete"))
+    ask(cloud, server, key)
+    cloud.settle()
+    assert cloud.show(server).deleted
+    if key == "evacuate":
+        cloud.hosts["h1"].power_on()
+        cloud.settle()
+    assert (cloud.domains(server), cloud.findings()) == ([], [])
+    assert all(server not in host.driver.files for host in cloud.hosts.values())
+    assert cloud.migration(server).status in ("cancelled", "reverted")
+
+
+def test_a_server_that_is_deleted_twice_on_its_way_leaves_no_open_move(cloud: Cloud) -> None:
+    server = server_on(cloud)
+
+    def delete(host: str) -> None:
+        cloud.ask(server, "delete")
+        cloud.ask(server, "forceDelete")
+    before(cloud, "receive", delete)
+    ask(cloud, server, "resize")
+    cloud.settle()
+    assert (cloud.migration(server).status, cloud.findings()) == ("cancelled", [])
+
+
+def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud) -> None:
+    server = server_on(cloud)
+    resized(cloud, server)
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert (cloud.show(server).deleted, cloud.domains(server), cloud.findings()) == (1, [], [])
+    assert cloud.migration(server).status == "cancelled"
+
+
+@pytest.mark.parametrize(("key", "verb"), ENDINGS)
+def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
+    cloud = either
+    if key == "evacuate" and shares(cloud):
+        verb = "install"
+    if verb == "offer" and key == "resize" and shares(cloud):
+        verb = "receive"
+    server = server_on(cloud)
+    lead_up(cloud, server, key)
+    before(cloud, verb, lambda host: reset_state(cloud, server))
+    ask(cloud, server, key)
+    cloud.settle()
+    found = cloud.show(server)
+    assert (found.vm_state, found.task_state, found.action) == (states.ACTIVE, None, None)
+    assert (found.vcpus, found.memory_mb) == (found.flavor["vcpus"], found.flavor["memory_mb"])
+    if key == "evacuate":
+        cloud.hosts["h1"].power_on()
+        cloud.settle()
+    left = {one.text for one in cloud.findings()}
+    assert all("is also bound to" in one for one in left) and (not left or key == "os-migrateLive")
+    if (key, verb) != ("os-migrateLive", "arrived") and key != "evacuate":
+        assert cloud.hosts[found.host].driver.storage[server].disk == CANARY
+
+
+def test_an_admins_word_lets_a_server_stay_where_it_was_moved(either: Cloud) -> None:
+    cloud = either
+    server = server_on(cloud)
+    resized(cloud, server)
+    reset_state(cloud, server)
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
+    assert (cloud.migration(server).status, disk(cloud, server)) == ("confirmed", CANARY)
