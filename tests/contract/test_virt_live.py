@@ -173,9 +173,9 @@ def busy(machines: Machines, bootable: Path) -> Iterator[Traveller]:
 
 
 def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
-    for _ in range(2):
+    for converging in (False, True):
         steered, before = Steered(), time.monotonic()
-        told = busy.leaves(run=steered.run)
+        told = busy.leaves(run=steered.run, auto_converge=converging)
         assert told["bytes"] > 20 << 20
         assert 0 < told["job_seconds"] < time.monotonic() - before
         assert steered.told[-1]["memory_total"] >= NANO.memory_mb << 20

@@ -66,7 +66,7 @@ class Options:
     @property
     def facts(self) -> dict[str, str]:
         """What others need to know of this host."""
-        return {"uri": self.uri.replace("%s", self.address), "address": self.address if self.uri else ""}
+        return {"uri": self.uri.replace("%s", _in_url(self.address)), "address": self.address if self.uri else ""}
 
 
 #: The guest as the destination's libvirt shall have it, from its running description and its marks.
@@ -123,7 +123,7 @@ class _Leave:
         self._libvirt.mark(self._server, moving=self._spec.fence, resumes=int(found.power_state == RUNNING))
         running = self._libvirt.describe(self._server, portable=True)
         described = describe(running, power.find_active(self._libvirt, self._server))
-        parameters: dict[str, Any] = {TO_ADDRESS: f"tcp://{self._to['address']}", TO_BECOME: described,
+        parameters: dict[str, Any] = {TO_ADDRESS: f"tcp://{_in_url(self._to['address'])}", TO_BECOME: described,
                                       TO_BE_STORED: described}
         flags = MOVE | MOVE_CONVERGING * self._options.auto_converge | MOVE_POST_COPY * self._options.post_copy
         flags |= MOVE_ENCRYPTED * self._options.native_tls
@@ -258,6 +258,10 @@ class _Leave:
         if found is not None and found.arriving:
             raise errors.NoAnswer("It is not known whether the guest arrives: the destination still waits for it.")
         return found is not None and found.active
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _torn() -> errors.NoAnswer:

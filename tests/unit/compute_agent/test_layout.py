@@ -98,4 +98,6 @@ def test_host_says_how_its_libvirt_is_reached_only_when_guests_may_come() -> Non
         "uri": "qemu+tls://192.0.2.7/system", "address": "192.0.2.7"}
     assert Options("qemu+tls://host.example/system", "192.0.2.7").facts == {
         "uri": "qemu+tls://host.example/system", "address": "192.0.2.7"}
+    assert Options("qemu+tcp://%s/system", "2001:db8::7").facts == {
+        "uri": "qemu+tcp://[2001:db8::7]/system", "address": "2001:db8::7"}
     assert Options("", "192.0.2.7").facts == {"uri": "", "address": ""}
