@@ -200,6 +200,16 @@ def go_back(tx: Connection, engine: Engine, run: Run, runs: bool) -> None:
     run.set(host=source(run), availability_zone=zone, **sized(run.action.args["old_flavor"]))
 
 
+def stay_there(tx: Connection, engine: Engine, run: Run, runs: bool) -> None:
+    """``go_back`` undone: the server is at its destination, and its source keeps its guest."""
+    run.raise_fence()
+    guests.become(tx, run.server.id, source(run), guests.KEPT, may_run=False)
+    guests.become(tx, run.server.id, known_dest(run), guests.RUNNING if runs else guests.STOPPED, may_run=runs,
+                  fence=run.fence)
+    zone = zones.hosts(tx, [known_dest(run)]).get(known_dest(run), engine.default_zone)
+    run.set(host=dest(run), availability_zone=zone, **sized(run.action.args["new_flavor"]))
+
+
 def returned(tx: Connection, run: Run) -> None:
     """The server holds again what the migration held at the source."""
     guests.hold(tx, run.server.id, source(run), None)

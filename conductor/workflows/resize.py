@@ -193,7 +193,19 @@ def _turn_back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         kept = next(row for row in guests.places(tx, run.server.id) if row.host == moving.source(run))
         run.data["old_fitting"] = kept.fitting
+        run.data["switched"] = True
         moving.go_back(tx, engine, run, ran_before(run))
+        guests.become(tx, run.server.id, moving.known_dest(run), guests.KEPT)
+
+
+def _turn_forth(tx: Connection, engine: Engine, run: Run) -> None:
+    """The source cannot have it: it is where it was resized."""
+    if run.data.pop("switched", False):
+        moving.stay_there(tx, engine, run, ran_there(run))
+
+
+def _is_back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+    for run in runs:
         run.set(**moving.counted(run.action.args["old_flavor"]))
         guests.owe(tx, run.server.id, run.fence, host=moving.known_dest(run), may_run=False,
                    keeps_files=bool(run.data.get("shared")))
@@ -211,7 +223,8 @@ def _leave(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _not_reverted(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    """Before the place changed: to be confirmed or reverted, as it was. Afterwards the source cannot start it."""
+    """To be confirmed or reverted, as it was, whether or not it could be started again there. When the source has it
+    already, somebody must look at it."""
     if "plugged" in run.data:
         run.set(interfaces=run.data["plugged"])
     if run.server.host == moving.source(run):
@@ -219,6 +232,9 @@ def _not_reverted(tx: Connection, engine: Engine, run: Run, problem: StepFailed)
         guests.want(tx, [run.server.id], guests.STOPPED, False)
         run.move(status="error")
         return
+    if run.data.pop("undo_failed", None):
+        guests.want(tx, [run.server.id], guests.STOPPED, False)
+        run.set(power_state=states.SHUTDOWN)
     run.set(vm_state=states.RESIZED)
     run.move(status="finished")
 
@@ -235,10 +251,10 @@ REVERT_RESIZE = Workflow("revert_resize", failed=_not_reverted, steps=(
          command=guest.stop, at=moving.dest, done=guest.rests, dead_is_done=True),
     Step("bind", "as for the way there", outside=_bind_back, apply=networks.keep_plugged,
          undo_outside=networks.patiently(_bind), neighbour=networks.NETWORK, needed=networks.has_ports),
-    Step("switch", "from here on only the source may run it, and the destination owes its guest", apply=_turn_back,
-         pivot=True),
-    Step("install", "from the record, not from what the host remembers", command=_install_back, at=moving.source,
-         done=installed),
+    Step("switch", "from here on only the source may run it", apply=_turn_back, undo=_turn_forth),
+    Step("install", "from the record, not from what the host remembers; when it has succeeded nothing leads back",
+         command=_install_back, at=moving.source, done=installed, pivot=True),
+    Step("settle", "the source has it: the destination owes what it kept", apply=_is_back),
     replace(networks.PLUG, needed=_waits_back),
     Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=_waits_back),
     Step("leave", "last: the server runs, and a destination that is down makes nobody wait", apply=_leave),

@@ -16,8 +16,8 @@ from tests.workflows.simulator import FLAVOR, Cloud, Crash
 class Scenario:
     """How a workflow is asked for ("key" or "key:VALUE"), and how its server ends: vm_state, number of domains, number
     of images in the image service. ``before``: what was asked before, or KILL; ``verbs``: of its host steps;
-    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then; ``fails_else``: both, where it
-    is another for a verb. ``keeps``: of one that moves, whether its disk is what it was.
+    ``fails_as``: the vm_state when one of them fails, ``fails_with``: the domains then. ``keeps``: of one that moves,
+    whether its disk is what it was.
 
     ``placed``: the server is in a hard group and has CPUs of its own. ``storage``: what the hosts share. ``alone``: its
     host is the only one. ``ports``: has it any? ``brief``: a variant of another scenario, which is not tried with
@@ -31,7 +31,6 @@ class Scenario:
     fails_as: str = states.ACTIVE
     fails_with: int = 1
     fails_images: int = 0
-    fails_else: dict[str, tuple[str, int]] = field(default_factory=dict)
     verbs: tuple[str, ...] = ()
     keeps: bool | None = None
     placed: bool = False
@@ -39,10 +38,6 @@ class Scenario:
     alone: bool = False
     ports: bool = True
     brief: bool = False
-
-    def after_failure_of(self, verb: str) -> tuple[str, int]:
-        """vm_state and number of domains."""
-        return self.fails_else.get(verb, (self.fails_as, self.fails_with))
 
 
 KILL = "kill"                    #: its host dies, and an admin says so
@@ -85,8 +80,7 @@ SCENARIOS = {
     "migrate": Scenario("migrate", states.RESIZED, domains=2, keeps=True, brief=True),
     "confirm_resize": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True),
     "revert_resize": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, fails_as=states.RESIZED,
-                              fails_with=2, verbs=("ensure_stopped", "install"),
-                              fails_else={"install": (states.ERROR, 1)}),
+                              fails_with=2, verbs=("ensure_stopped", "install")),
     "resize_here": Scenario("resize", states.RESIZED, keeps=True, alone=True, verbs=("ensure_stopped", "resize_here")),
     "confirm_here": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True, alone=True,
                              fails_as=states.RESIZED, verbs=("settle_resize",)),

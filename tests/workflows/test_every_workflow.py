@@ -111,12 +111,12 @@ def test_a_definite_failure_is_told_and_leaves_nothing(cloud: Cloud, workflow: s
     cloud.settle()
     failed = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (failed.state, failed.message) == ("failed", "It broke.")
-    vm_state, domains = trial.scenario.after_failure_of(verb)
+    vm_state = trial.scenario.fails_as
     if trial.scenario.keeps is not None and vm_state == trial.was.vm_state:
         trial.is_as_before()
     for host in cloud.hosts.values():
         host.driver.script.clear()
-    trial.is_right(vm_state, domains, trial.scenario.fails_images)
+    trial.is_right(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
     if vm_state == states.ERROR:
         assert cloud.show(trial.server).fault["message"] == "It broke."
 

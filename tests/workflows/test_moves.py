@@ -279,6 +279,49 @@ def test_a_server_is_reverted_though_its_destination_is_dead(either: Cloud) -> N
     assert (disk(cloud, server), cloud.domains(server)) == (CANARY, ["h1"])
 
 
+def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(either: Cloud) -> None:
+    """What its user wrote there since is not lost."""
+    cloud = either
+    server = server_on(cloud)
+    resized(cloud, server)
+    dest = cloud.show(server).host
+    cloud.hosts[dest].driver.write_file(server, "since", "then")
+    before(cloud, "install", lambda host: cloud.hosts["h1"].power_cut())
+    cloud.close(server, "revertResize")
+    cloud.until_down("h1")
+    cloud.force_down("h1")
+    cloud.settle()
+    assert last(cloud, server).message == "Host h1 was forced down before it had answered."
+    cloud.hosts["h1"].power_on()
+    cloud.settle()
+    stands(cloud, server, states.RESIZED, dest)
+    assert disk(cloud, server) == {**CANARY, "since": "then"}
+    cloud.force_down("h1", False)
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, "h1")
+
+
+@pytest.mark.parametrize("verb", ["ensure_stopped", "install"])
+def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confirmed(cloud: Cloud, verb: str) -> None:
+    server = server_on(cloud)
+    resized(cloud, server)
+    dest = cloud.hosts[cloud.show(server).host].driver
+    for host in cloud.hosts.values():
+        host.driver.script[verb] = [Fail("It broke.")]
+    dest.script["ensure_running"] = [Fail("No memory.")]
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    assert (cloud.show(server).vm_state, last(cloud, server).message) == (states.RESIZED, "It broke.")
+    dest.power_off(server)
+    cloud.settle()
+    assert cloud.findings() == []
+    cloud.close(server, "confirmResize")
+    cloud.settle()
+    assert cloud.show(server).host == dest.name
+    assert cloud.findings() == []
+
+
 def test_a_host_that_was_booted_starts_what_waits_there_to_be_confirmed(cloud: Cloud) -> None:
     server = server_on(cloud)
     resized(cloud, server)
