@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import states
+from common import errors, states
 from common.hardware import hardware, resources
 from common.models import Fitting, Flavor, GuestSpec, Interface, RequestSpec
 from common.states import BY_WORKFLOW
@@ -80,11 +80,21 @@ def propose(engine: Engine, runs: Sequence[Run]) -> None:
     for itself: it would need the old ones and the new ones."""
     placing.look_for_debts(engine, runs)
     for run in runs:
-        args = run.action.args
-        run.left["may_stay"] = engine.may_resize_here and run.action.name == "resize" and not any(
-            hardware(from_wire(Flavor, args[which]), _properties(run)).needs_fitting
-            for which in ("old_flavor", "new_flavor"))
-    placing.propose(engine, runs, spec_of)
+        try:
+            run.left["may_stay"] = engine.may_resize_here and run.action.name == "resize" and not _has_parts(run)
+            if run.action.name != "evacuate":
+                secret(engine, run)
+        except errors.Problem as problem:           # hardware that no host makes, or a cloud without a key
+            run.fail(problem.text)
+    asking = [run for run in runs if not run.problem]
+    if asking:
+        placing.propose(engine, asking, spec_of)
+
+
+def _has_parts(run: Run) -> bool:
+    """Does it have parts of its host for itself, before or afterwards?"""
+    return any(hardware(from_wire(Flavor, run.action.args[which]), _properties(run)).needs_fitting
+               for which in ("old_flavor", "new_flavor"))
 
 
 def claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:

@@ -109,16 +109,22 @@ def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: b
     """Nobody waits any longer for what a host was to do."""
     result = Result(f"{row.id}/{runner.name_in_key(row)}/{row.attempt}", row.server_id, row.fence, status, error=told,
                     retryable=retryable)
-    engine.store.write(lambda tx: _take_in(tx, engine, result))
+    try:
+        written = engine.store.write(lambda tx: _take_in(tx, engine, result))
+    except errors.Unavailable:
+        raise
+    except Exception:
+        log.exception("action %s waits in vain, and that cannot be written down; it is tried again", row.id)
+        return
     log.warning("action %s does not wait any longer: %s", row.id, told)
-    engine.ring(runner.INSIDE)
+    runner.send(engine, written)
 
 
-def _take_in(tx: Connection, engine: Engine, result: Result) -> None:
+def _take_in(tx: Connection, engine: Engine, result: Result) -> runner.Written:
     servers = actions.lock_servers(tx, [result.server])
     heads = actions.lock(tx, [result.key.split("/")[0]])
     runs = [reports.finish_step(tx, engine, servers, head, result) for head in heads.values()]
-    runner.flush(tx, [run for run in runs if run is not None])
+    return runner.flush(tx, [run for run in runs if run is not None])
 
 
 Begin = Callable[..., str]

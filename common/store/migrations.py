@@ -20,7 +20,8 @@ from common.store import actions, allocations, guests
 from common.store.engine import now, update_grouped
 from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
-from common.store.schema import hosts, migrations, servers, services
+from common.store.schema import heartbeats, hosts, migrations, servers, services
+from common.store.services import COMPUTE
 from common.wire import to_wire
 
 RESIZE, MIGRATION, LIVE, EVACUATION = "resize", "migration", "live-migration", "evacuation"
@@ -172,10 +173,15 @@ def reading_from_the_dead(tx: Connection, steps: Sequence[tuple[str, str]], limi
 
 
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
-    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs: id, project_id."""
-    query = sa.select(servers.c.id, servers.c.project_id).join(migrations, migrations.c.server_id == servers.c.id)
+    """Idle servers whose finished move nobody has confirmed or reverted for ``older_than`` µs, and whose host is up:
+    else what is kept at the source may be all that there is. id, project_id."""
+    query = sa.select(servers.c.id, servers.c.project_id).select_from(
+        servers.join(migrations, migrations.c.server_id == servers.c.id)
+        .join(services, sa.and_(services.c.host == servers.c.host, services.c.binary == COMPUTE))
+        .join(heartbeats, sa.and_(heartbeats.c.host == servers.c.host, heartbeats.c.binary == COMPUTE)))
     return list(tx.execute(query.where(
-        migrations.c.status == FINISHED, migrations.c.updated_at <= now() - older_than, servers.c.action.is_(None),
+        services.c.forced_down.is_(False), heartbeats.c.up.is_(True), migrations.c.status == FINISHED,
+        migrations.c.updated_at <= now() - older_than, servers.c.action.is_(None),
         servers.c.vm_state == states.RESIZED, servers.c.deleted == 0).order_by(migrations.c.updated_at).limit(limit)))
 
 

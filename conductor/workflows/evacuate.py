@@ -50,6 +50,7 @@ def _fenced(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     for run in runs:
         if not run.data.pop("fenced", False):
             continue
+        services.are_dead(tx, moving.source(run), locked=True)      # a hello waits from here on, or was before
         if _session(tx, run) == run.data["session"]:
             services.fence(tx, moving.source(run))
         else:

@@ -297,8 +297,8 @@ def test_what_the_last_host_said_is_not_lost_when_there_is_no_other(cloud: Cloud
     cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True, details="/dev/sda1")]
     server = cloud.create(host="h1")[0]
     cloud.settle()
-    assert failure(cloud, server) == ("No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or was "
-                                      "tried; the last host tried said: Disk full.")
+    assert failure(cloud, server) == ("No valid host was found. 3 hosts: 2 not the requested host, 1 where it is or "
+                                      "was tried; the last host tried said: Disk full.")
     assert "h1 said: Disk full. /dev/sda1" in cloud.show(server).fault["details"].splitlines()
 
 
