@@ -61,6 +61,20 @@ def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud
     assert cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0].name == "reboot"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(cloud: Cloud, fails: bool) -> None:
+    """Though its user could not have asked for that reboot."""
+    trial = trial_of(cloud, "unrescue")
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.power_cut()
+    host.driver.script["reboot"] = [Fail("No memory.")] if fails else []
+    host.power_on()
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == (states.ERROR if fails else states.RESCUED)
+    assert cloud.findings() == []
+    assert host.agent.session
+
+
 def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     trial.begin()

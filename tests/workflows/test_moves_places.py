@@ -165,6 +165,34 @@ def test_a_host_that_owes_an_older_guest_of_it_gets_no_second_one(cloud: Cloud, 
     assert cloud.findings() == []
 
 
+@pytest.mark.parametrize("key", MOVES)
+def test_a_guest_waits_where_it_comes_until_its_ports_are_wired(cloud: Cloud, key: str) -> None:
+    server = server_on(cloud)
+    cloud.networks.wires_after = 3
+    moves(cloud, server, key)
+    host = cloud.show(server).host
+    assert host != "h1"
+    stands(cloud, server, after_move(key), host)
+    if key == "migrate":
+        cloud.close(server, "revertResize")
+        cloud.settle()
+        stands(cloud, server, states.ACTIVE, "h1")
+
+
+def test_one_whose_ports_are_never_wired_where_it_was_resized_can_be_reverted(cloud: Cloud) -> None:
+    cloud.engine.vif_plugging_timeout = 20
+    server = server_on(cloud)
+    cloud.networks.wires_after = 1000
+    cloud.move(server, "migrate")
+    cloud.settle()
+    assert "has not wired port" in refused(cloud, server)
+    assert cloud.show(server).vm_state == states.RESIZED
+    cloud.networks.wires_after = 0
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, "h1")
+
+
 def test_two_servers_change_places(cloud: Cloud) -> None:
     """Each claim locks what the other leaves."""
     one, two = server_on(cloud), server_on(cloud, "h2")
