@@ -21,6 +21,10 @@ from common.store.schema import heartbeats, provider_traits, providers, services
 #: The trait of a host that takes no new servers.
 DISABLED = "COMPUTE_STATUS_DISABLED"
 COMPUTE, CONDUCTOR, SCHEDULER = "nova-compute", "nova-conductor", "nova-scheduler"
+#: Why a silent host is not evacuated, and what to do.
+NO_PROOF = ("Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
+            "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
+            "openstack compute service set --down {host} nova-compute")
 FEW, MOST = 5, 0.8          #: below FEW hosts one that is heard is enough, else this share of them
 
 

@@ -200,15 +200,8 @@ def _check_dead(request: Request, host: str) -> None:
     """Silence proves nothing; the conductor asks again before anything is done."""
     if request.read(services.is_up, host):
         raise errors.BadRequest(f"Compute service of {host} is still in use.")
-    if not request.services.settings.fencing and not request.read(_is_forced_down, host):
-        raise errors.BadRequest(
-            f"Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
-            "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
-            f"openstack compute service set --down {host} nova-compute")
-
-
-def _is_forced_down(tx: Any, host: str) -> bool:
-    return any(row.forced_down for row in services.list_all(tx, host=host, binary=services.COMPUTE))
+    if not request.services.settings.fencing and not request.read(services.are_dead, host):
+        raise errors.BadRequest(services.NO_PROOF.format(host=host))
 
 
 # --- the end of a resize ---
@@ -242,7 +235,7 @@ def _check_way_back(tx: Any, request: Request, move: Any) -> None:
         host = f"Host {move.source_host}" if known else "The host"
         raise errors.HostDown(f"{host} that the server came from is down; revert when it is up again, or confirm the "
                               "resize: what is left there is then removed when it returns.")
-    if not services.is_up(tx, move.dest_host) and not _is_forced_down(tx, move.dest_host):
+    if not services.is_up(tx, move.dest_host) and not services.are_dead(tx, move.dest_host):
         host = f"Host {move.dest_host}" if known else "The host"
         raise errors.HostDown(f"{host} that the server is on is silent, and it may run there. Revert when it is up "
                               "again, or when an administrator who is sure that it is off has forced it down: "

@@ -34,15 +34,11 @@ def _fence(engine: Engine, run: Run) -> None:
     if up:
         raise errors.Conflict(f"Compute service of {host} is still in use.")
     if engine.fence is None:
-        raise errors.Conflict(NO_PROOF.format(host=host))
+        raise errors.Conflict(services.NO_PROOF.format(host=host))
     engine.fence(host)
     run.left["fenced"] = True
 
 
-#: Why a silent host is not evacuated, and what to do.
-NO_PROOF = ("Host {host} is silent, which does not prove that its guests are dead: they may run and write. Set a "
-            "fencing hook, [conductor] fencing_hook; or when you are sure that the host is off, force it down: "
-            "openstack compute service set --down {host} nova-compute")
 HAS_COME_BACK = "Host {host} has come back meanwhile; the server is there."
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 from common import config, errors
 from common.clock import SECOND
-from common.store import departures, guests, migrations
+from common.store import departures, guests, migrations, services
 from common.store.departures import HostState, Look
-from conductor.workflows.evacuate import NO_PROOF
 from deploy.cli import hands, plan
 from deploy.cli.drain import rehearse
 from deploy.cli.moving import Errand, Hands, Moving
@@ -71,7 +70,7 @@ def _ends(look: Look, has_hook: bool) -> str:
     host = look.host
     if host.answers:
         return f"Compute service of {host.name} is still in use. What runs is moved by: kilonova host drain {host.name}"
-    return "" if host.forced_down or has_hook else NO_PROOF.format(host=host.name)
+    return "" if host.forced_down or has_hook else services.NO_PROOF.format(host=host.name)
 
 
 def too_many(hosts: Iterable[HostState], at: int, silence: int) -> str:
