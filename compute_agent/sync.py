@@ -39,7 +39,7 @@ class Work:
     measured: dict[str, int] = field(default_factory=dict)
 
     def does(self, kind: str) -> bool:
-        """What its verb declares, among starts, builds, copies and moves."""
+        """What its verb declares, among starts, lapses, builds, copies and moves."""
         verb = VERBS.get(self.command.verb)
         return verb is not None and bool(getattr(verb, kind))
 
@@ -82,10 +82,7 @@ class Agent:
             self._results[command.key] = Result(command.key, command.server, command.fence, "refused",
                                                 error=f"fence {command.fence} is older than {known}")
             return
-        self._fences[command.server] = command.fence
-        for work in self._work.values():
-            if work.command.server == command.server and work.command.fence < command.fence:
-                work.cancelled = True
+        self._learn(command.server, command.fence)
         done = self._journal.find(command.key)
         if done is not None:
             self._results[command.key] = done
@@ -94,6 +91,13 @@ class Agent:
         else:
             work = self._work[command.key] = Work(command)
             work.begun = work.does("moves") and self._journal.has_begun(command.key)
+
+    def _learn(self, server: str, fence: int) -> None:
+        """What was to be done of the server under an older fence is not wanted any more."""
+        self._fences[server] = fence
+        for work in self._work.values():
+            if work.command.server == server and work.command.fence < fence:
+                work.cancelled = True
 
     def _steer(self, command: Command) -> None:
         """Somebody wishes something of the work with this key; what is not in hand cannot be steered. Nothing follows
@@ -116,7 +120,7 @@ class Agent:
         for key, work in list(self._work.items()):
             if work.running:
                 continue
-            if work.cancelled or (work.does("starts") and not self.has_lease()):
+            if work.cancelled or ((work.does("starts") or work.does("lapses")) and not self.has_lease()):
                 del self._work[key]
             elif work.command.server in busy or (work.does("starts") and (self._must_be_off or self._stopping)):
                 continue
@@ -233,7 +237,7 @@ class Agent:
         if answer.guests is not None:
             for server, fence in answer.guests.items():
                 if fence > self._fences.get(server, 0):
-                    self._fences[server] = fence
+                    self._learn(server, fence)
                     self._reported_at = None        # what was told under an older fence is told again
         self.accept(answer.commands)
 

@@ -55,6 +55,7 @@ class Verb:
     builds: bool = False
     copies: bool = False
     moves: bool = False
+    lapses: bool = False
 
 
 def _spec(command: Command) -> GuestSpec:
@@ -186,12 +187,12 @@ VERBS: dict[str, Verb] = {
     "set_password": Verb(_set_password, once=True),
     "ensure_absent": Verb(_ensure_absent, insists=True),
     "offer": Verb(_offer),
-    "prepare": Verb(_prepare, copies=True),
-    "receive": Verb(_receive, copies=True),
+    "prepare": Verb(_prepare, copies=True, lapses=True),
+    "receive": Verb(_receive, copies=True, lapses=True),
     "install": Verb(_install, starts=True),
     "resize_here": Verb(_resize_here, starts=True, copies=True),
-    "settle_resize": Verb(_settle_resize),
-    "prepare_arrival": Verb(_prepare_arrival, copies=True),
+    "settle_resize": Verb(_settle_resize, lapses=True),
+    "prepare_arrival": Verb(_prepare_arrival, copies=True, lapses=True),
     "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True),
     "arrived": Verb(_arrived),
 }

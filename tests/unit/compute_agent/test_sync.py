@@ -124,6 +124,19 @@ def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None
     assert rig.exchange().results == []
 
 
+def test_a_higher_fence_that_an_answer_teaches_cancels_too(rig: Rig) -> None:
+    """Whoever took the server meanwhile may have no command for this host."""
+    rig.agent.accept([command("a"), command("b", server="t"), command("c", server="t", verb="ensure_stopped")])
+    running = rig.agent.take()
+    rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), hello=True)
+    assert running is not None
+    assert running.cancelled
+    rig.agent.ended(running, None)
+    assert taken(rig.agent) == ["b"], "what is still of today goes on"
+    rig.exchange(SyncAnswer(6, guests={"t": 2}))
+    assert taken(rig.agent) == []
+
+
 def test_one_command_a_server_at_a_time(rig: Rig) -> None:
     rig.agent.accept([command("a"), command("b"), command("c", server="other")])
     first, other = rig.agent.take(), rig.agent.take()
@@ -197,7 +210,8 @@ def test_results_are_repeated_until_they_are_acknowledged(rig: Rig) -> None:
 def test_without_a_lease_nothing_is_started_and_hello_is_said(rig: Rig) -> None:
     rig.agent.accept([command("start"), command("stop", server="b", verb="ensure_stopped"),
                       command("remove", server="c", verb="ensure_absent"),
-                      command("make", server="d", verb="ensure_guest"), command("reboot", server="e", verb="reboot")])
+                      command("make", server="d", verb="ensure_guest"), command("reboot", server="e", verb="reboot"),
+                      command("grow", server="f", verb="receive")])
     rig.clock.seconds += LEASE - 0.1
     assert not rig.agent.needs_hello()
     rig.clock.seconds += 0.1
