@@ -212,7 +212,7 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAns
     commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
                       guests=guests.fences_on(tx, sync.host) if hello else _stale_fences(tx, sync) or None,
-                      stop=guests.kept_on(tx, sync.host) if hello else [])
+                      stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else [])
 
 
 def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:

@@ -116,9 +116,26 @@ def places(tx: Connection, server_id: str) -> list[Row[Any]]:
     return list(tx.execute(sa.select(guests).where(guests.c.server_id == server_id).order_by(guests.c.host)))
 
 
-def kept_on(tx: Connection, host: str) -> list[str]:
-    """Servers whose domain on this host must be off: they are, or may be, elsewhere."""
-    return sorted(tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)))
+def off_on(tx: Connection, host: str, told: Iterable[str]) -> list[str]:
+    """Servers whose domain on this host must be off, because they are, or may be, elsewhere: what is kept there; and of
+    the domains that the host has told of, those of servers that have no record there and another place: the host was
+    forgotten while it was away."""
+    kept = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == KEPT)
+    found = set(tx.scalars(kept))
+    if names := sorted(set(told)):
+        here = sa.select(guests.c.server_id).where(guests.c.server_id == servers.c.id, guests.c.host == host)
+        found |= set(tx.scalars(sa.select(servers.c.id).where(
+            servers.c.id.in_(names), servers.c.deleted == 0, sa.func.coalesce(servers.c.host, "") != host,
+            ~here.exists())))
+    return sorted(found)
+
+
+def forgive(tx: Connection, host: str) -> None:
+    """The debts of a host that will never pay them are struck; its provider is locked."""
+    owed = list(tx.execute(sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT)))
+    if owed:
+        allocations.release(tx, [(row.holder or row.server_id, host) for row in owed])
+        tx.execute(sa.delete(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:

@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection, Row
 from common import errors
 from common.models import HostInventory
 from common.store import aggregates, allocations, inventories, services
+from common.store import guests as debts
 from common.store.engine import for_update, insert_ignore, now
 from common.store.migrations import OPEN
 from common.store.providers import of_host
@@ -110,7 +111,8 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def remove(tx: Connection, service: Row[Any], shown: str) -> None:
     """Forget a host: its compute service (a row of ``services``; called ``shown`` in refusals), its memberships and its
-    provider, when nothing is on it. One that still runs says hello again and is a new one.
+    provider, when nothing is on it. One that still runs says hello again and is a new one. What a host owes that was
+    forced down is struck: it is taken to be gone for good, and if it returns it is told what must not run.
 
     Raises:
         Conflict: servers, guests still to be removed, or allocations are there, or providers made by hand below it.
@@ -122,6 +124,8 @@ def remove(tx: Connection, service: Row[Any], shown: str) -> None:
     aggregates.leave(tx, name)
     provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between, and no aggregate
     tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
+    if service.forced_down:
+        debts.forgive(tx, name)
     _check_empty(tx, name, provider, shown)
     if provider is not None:
         for table in (inventories_table, provider_traits, provider_aggregates):
@@ -144,7 +148,7 @@ def _check_empty(tx: Connection, name: str, provider: int | None, service: str) 
     left = count(guests, guests.c.host == name)
     if left:
         raise errors.Conflict(f"{there}There are {left} guests on it that it has not removed yet; they go when it is "
-                              "up again.")
+                              "up again. If it never will be, force it down first.")
     if provider is None:
         return
     held = tx.scalar(sa.select(sa.func.count(allocations_table.c.consumer_id.distinct())).where(

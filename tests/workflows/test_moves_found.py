@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from common import states
-from common.store import actions
+from common import errors, states
+from common.store import actions, doctor, hosts, services
 from common.vault import Vault
 from tests.workflows.simulator import FLAVOR, Cloud
 
@@ -55,3 +55,41 @@ def test_a_resize_is_not_confirmed_by_time_while_its_host_is_dead(cloud: Cloud) 
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.domains(server)) == (states.ACTIVE, [dest])
     assert cloud.findings() == []
+
+
+def test_a_host_that_was_forgotten_with_its_debts_runs_nothing_that_is_elsewhere_when_it_returns(cloud: Cloud) -> None:
+    """It was cut off, not off: its guests ran on."""
+    server = made(cloud)
+    gone = cloud.show(server).host
+    cloud.cut.add(gone)
+    for _ in range(40):
+        cloud.round()
+    cloud.force_down(gone)
+    cloud.move(server, "evacuate")
+    for _ in range(20):
+        cloud.round()
+    here = cloud.show(server).host
+    service = cloud.store.read(lambda tx: services.list_all(tx, gone, services.COMPUTE))[0]
+    cloud.store.write(lambda tx: hosts.remove(tx, service, service.uuid))
+    assert cloud.store.read(doctor.check) == []
+    assert here != gone and sorted(cloud.domains(server)) == sorted([here, gone])
+    cloud.cut.clear()
+    for _ in range(3):
+        cloud.round()
+    states_there = {one.server: one.power_state for one in cloud.hosts[gone].driver.domains()}
+    assert states_there == {server: states.SHUTDOWN}, "off, and left for somebody to look at"
+    assert cloud.store.read(doctor.check) == []
+
+
+def test_a_host_that_may_return_keeps_its_debts(cloud: Cloud) -> None:
+    server = made(cloud)
+    gone = cloud.show(server).host
+    cloud.cut.add(gone)
+    for _ in range(40):
+        cloud.round()
+    cloud.ask(server, "delete")
+    for _ in range(40):
+        cloud.round()
+    service = cloud.store.read(lambda tx: services.list_all(tx, gone, services.COMPUTE))[0]
+    with pytest.raises(errors.Conflict, match="force it down first"):
+        cloud.store.write(lambda tx: hosts.remove(tx, service, service.uuid))
