@@ -79,7 +79,7 @@ def test_lost_messages_make_it_late_never_lost(cloud: Cloud, workflow: str, kind
     trial.has_ended()
 
 
-@pytest.mark.parametrize("workflow", SCENARIOS)
+@pytest.mark.parametrize("workflow", WHOLE)
 def test_commands_come_twice_and_again_when_all_is_over(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     deliver = cloud.do
@@ -144,7 +144,7 @@ def test_create_gives_up_after_every_host_failed(cloud: Cloud) -> None:
     assert server.created_at < server.fault["created"] <= server.updated_at
 
 
-@pytest.mark.parametrize("workflow", [name for name in SCENARIOS if name != "delete"])
+@pytest.mark.parametrize("workflow", [name for name in WHOLE if name != "delete"])
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("held_back", [False, True])
 def test_delete_wins_at_any_moment(cloud: Cloud, workflow: str, rounds: int, held_back: bool) -> None:
