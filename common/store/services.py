@@ -120,7 +120,9 @@ def fence(tx: Connection, host: str) -> None:
 
 
 def returned(tx: Connection, host: str) -> None:
-    """A host says hello: that it was fenced proves nothing any more; an admin's own word stands."""
+    """A host says hello: that it was fenced proves nothing any more; an admin's own word stands. Whoever fences it just
+    now is waited for: a row that does not say so yet would not be found otherwise."""
+    tx.execute(for_update(sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)))
     tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
                                          services.c.fenced_at.is_not(None)).values(
         forced_down=False, fenced_at=None, updated_at=now()))
