@@ -43,15 +43,18 @@ class Tools:
 @dataclass(frozen=True)
 class Verb:
     """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
-    ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported. ``builds``: it
-    makes disks of an image, so only so many run at a time. ``copies``: it moves whole disks, which takes minutes, so
-    that it never gets the last worker; every build does. ``moves``: it lets a running guest go to another host, so
-    only so many run at a time, and it is journalled that it was begun: until then it can be called off at once."""
+    ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported. ``decides``: what
+    it says decides which of two hosts runs a guest, so that only its own words are a failure; what nobody foresaw is
+    tried again. ``builds``: it makes disks of an image, so only so many run at a time. ``copies``: it moves whole
+    disks, which takes minutes, so that it never gets the last worker; every build does. ``moves``: it lets a running
+    guest go to another host, so only so many run at a time, and it is journalled that it was begun: until then it can
+    be called off at once."""
 
     do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
     starts: bool = False
     once: bool = False
     insists: bool = False
+    decides: bool = False
     builds: bool = False
     copies: bool = False
     moves: bool = False
@@ -193,8 +196,8 @@ VERBS: dict[str, Verb] = {
     "resize_here": Verb(_resize_here, starts=True, copies=True),
     "settle_resize": Verb(_settle_resize, lapses=True),
     "prepare_arrival": Verb(_prepare_arrival, copies=True, lapses=True),
-    "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True),
-    "arrived": Verb(_arrived),
+    "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True, decides=True),
+    "arrived": Verb(_arrived, decides=True),
 }
 
 
@@ -223,7 +226,7 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
         log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
         return None
     except Exception as problem:
-        if verb.insists:
+        if verb.insists or verb.decides and not isinstance(problem, VerbFailed):
             log.exception("%s of server %s did not succeed; it is tried again", command.verb, command.server)
             return None
         result = _failed(command, problem)

@@ -223,7 +223,7 @@ class Trial:
         self.is_right(self.scenario.ends, self.scenario.domains, self.scenario.images)
 
     def is_right(self, ends: str, domains: int, images: int = 0) -> None:
-        self.cloud.look()
+        self.cloud.watcher()
         for host in self.cloud.hosts.values():
             if not host.is_on:
                 host.power_on()
@@ -261,7 +261,7 @@ def watch(cloud: Cloud) -> None:
         runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.guests.items()
                        if guest.power_state != states.SHUTDOWN)
         assert set(runs.values()) <= {1}, f"two domains: {runs}"
-    cloud.look = look
+    cloud.watcher = look
 
 
 def trial_of(cloud: Cloud, workflow: str) -> Trial:

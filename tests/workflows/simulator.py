@@ -142,7 +142,7 @@ class Cloud:
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
                                         "vault": Vault("key"), "shelved_offload_time": -1}
-        self.look: Callable[[], None] = lambda: None        # after each round
+        self.watcher: Callable[[], None] = lambda: None        # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
 
@@ -203,7 +203,7 @@ class Cloud:
             if self.is_heard(host.name):
                 self.sync(host)
         sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
-        self.look()
+        self.watcher()
         self.time.pass_by(1)
 
     def advance(self) -> None:

@@ -177,8 +177,8 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, whe
     """Whatever it was that fenced it: what it still runs is made off, and then removed."""
     cloud = either
     verb = "install" if shares(cloud) else "ensure_guest"
-    server, look = server_on(cloud), cloud.look
-    cloud.look = lambda: None
+    server, look = server_on(cloud), cloud.watcher
+    cloud.watcher = lambda: None
 
     def returns(host: str) -> None:
         cloud.cut.clear()
@@ -186,7 +186,7 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, whe
             cloud.hosts["h1"].power_on()
         cloud.sync(cloud.hosts["h1"])
         cloud.hosts["h1"].work()
-        cloud.look = look
+        cloud.watcher = look
         assert [one.power_state for one in cloud.hosts["h1"].driver.guests.values()] == [states.SHUTDOWN]
     (before if when is before else after)(cloud, verb, returns)
     if off:

@@ -107,7 +107,7 @@ def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cl
     def refuse(port: str, host: str) -> None:
         raise errors.Conflict("No.")
     activate, cloud.networks.activate = cloud.networks.activate, refuse  # type: ignore[method-assign]
-    cloud.look = lambda: None
+    cloud.watcher = lambda: None
     cloud.settle()
     cloud.networks.activate = activate  # type: ignore[method-assign]
     found = cloud.show(server)

@@ -62,7 +62,7 @@ def cloud() -> Iterator[Cloud]:
 def test_statements_and_messages_of_one_move(cloud: Cloud, key: str) -> None:
     server = server_on(cloud)
     lead_up(cloud, server, "revertResize" if key == "confirmResize" else key)
-    cloud.look = lambda: None
+    cloud.watcher = lambda: None
     meter = Meter(cloud)
     ask(cloud, server, key)
     cloud.settle()

@@ -2,6 +2,7 @@
 """Verbs: what is reported of each way in which one can end, and what is never done twice."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,18 @@ def test_a_removal_never_fails_for_good(problem: Any) -> None:
     assert rig.journal.find("a/step/1") is None
     assert rig.run("ensure_absent").status == "done"
     assert rig.driver.domains() == []
+
+
+@pytest.mark.parametrize("verb", ["live_migrate", "arrived"])
+@pytest.mark.parametrize("problem", [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
+                         ids=lambda problem: type(problem).__name__)
+def test_only_a_verbs_own_words_say_which_host_has_a_guest(verb: str, problem: Exception) -> None:
+    """Else one that has moved would be taken for one that has not, and removed."""
+    rig = Rig()
+    rig.table |= {verb: replace(VERBS[verb], do=raising(problem).do)}
+    ended = rig.run(verb)
+    assert (ended is not None) == isinstance(problem, VerbFailed)
+    assert (rig.journal.find("a/step/1") is not None) == isinstance(problem, VerbFailed)
 
 
 def test_a_cancelled_verb_stops_within_moments() -> None:
