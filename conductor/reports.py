@@ -195,12 +195,15 @@ def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> Non
 
 
 def _stale_fences(tx: Connection, sync: Sync) -> dict[str, int]:
-    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot count."""
-    told = {domain.server: domain for domain in [*(sync.domains or ()), *sync.changed]}
+    """Fences of idle servers on this host that it does not know yet: until it does, its news cannot count, and it may
+    be at work for an action that was ended."""
+    told = {domain.server: domain.fence for domain in [*(sync.domains or ()), *sync.changed]}
+    if sync.ask and sync.working:
+        told |= actions.ended_of(tx, (key.split("/")[0] for key in sync.working))
     if not told:
         return {}
     return {row.id: row.fence for row in actions.servers_of(tx, told).values()
-            if row.host == sync.host and row.action is None and told[row.id].fence < row.fence}
+            if row.host == sync.host and row.action is None and told[row.id] < row.fence}
 
 
 def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAnswer:

@@ -225,6 +225,13 @@ def show_progress(tx: Connection, server_id: str, fence: int, task_state: str | 
         tx.execute(sa.update(servers).where(servers.c.id == server_id, servers.c.fence == fence).values(values))
 
 
+def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
+    """The servers of those of these actions that have ended, each with the highest fence of such an action."""
+    query = sa.select(actions.c.server_id, sa.func.max(actions.c.fence).label("fence")).where(
+        actions.c.id.in_(sorted(set(action_ids))), actions.c.state.in_(ENDED)).group_by(actions.c.server_id)
+    return {row.server_id: row.fence for row in tx.execute(query)}
+
+
 def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
     """A command was sent once more."""
     tx.execute(sa.update(actions).where(actions.c.id.in_(action_ids), actions.c.state == "waiting").values(

@@ -9,7 +9,7 @@ import pytest
 from common import errors, states
 from common.store import migrations
 from conductor import steering
-from tests.workflows.moves import CANARY, before, clouds, disk, last, server_on, stands
+from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
@@ -89,6 +89,22 @@ def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
     cloud.settle()
     stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
     assert cloud.migration(server).status == "completed"
+
+
+def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
+    """Its host hears with its next exchange that nobody wants that any more; else the guest would go where it is a
+    debt."""
+    server = server_on(cloud)
+
+    def word() -> None:
+        reset_state(cloud, server)
+        cloud.sync(cloud.hosts["h1"])
+    at_migrate(cloud, word)
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.show(server).host, cloud.domains(server)) == (
+        states.ACTIVE, "h1", ["h1"])
+    assert cloud.hosts["h1"].driver.guests[server].boots == 1
 
 
 def test_an_abort_that_comes_too_late_changes_nothing(cloud: Cloud) -> None:
