@@ -35,10 +35,8 @@ def check(cloud: Cloud) -> str:
         Failure: of the first that does not hold.
     """
     _machine(os.geteuid())
+    _reach(cloud)
     _space(cloud)
-    if cloud.is_joined and cloud.broker_url is not None:
-        raise Failure("Several hosts on this machine do not reach a broker of yours from their networks.",
-                      "Leave KILONOVA_TRANSPORT_URL away, or KILONOVA_HOSTS.")
     notes = _networks(cloud) if cloud.has_networks and cloud.driver == "libvirt" else []
     if cloud.supervisor() is not None:
         notes.append("this cloud runs already")
@@ -59,6 +57,12 @@ def _machine(user: int) -> None:
         raise Failure(f"This machine is {platform.machine()}.", "Take an x86_64 machine (amd64).")
     if shutil.which("apt-get") is None:
         raise Failure("There is no apt-get here.", "Take Debian 12.")
+
+
+def _reach(cloud: Cloud) -> None:
+    if cloud.is_joined and cloud.broker_url is not None:
+        raise Failure("Several hosts on this machine do not reach a broker of yours from their networks.",
+                      "Leave KILONOVA_TRANSPORT_URL away, or KILONOVA_HOSTS.")
 
 
 def _space(cloud: Cloud) -> None:

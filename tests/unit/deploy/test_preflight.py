@@ -94,6 +94,16 @@ def test_packages_of_the_image_are_read_from_its_build() -> None:
     assert packages.missing(["dpkg"]) == []
 
 
+def test_broker_that_hosts_in_namespaces_do_not_reach_is_refused(tmp_path: Path) -> None:
+    url = "rabbit://guest:guest@127.0.0.1:1/"
+    with pytest.raises(Failure, match="do not reach a broker of yours") as caught:
+        preflight._reach(Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url))
+    assert "KILONOVA_TRANSPORT_URL" in caught.value.todo
+    for fine in (Cloud(tmp_path, hosts=("h1",), broker_url=url), Cloud(tmp_path, hosts=("h1", "h2")),
+                 Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False)):
+        preflight._reach(fine)
+
+
 def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, hosts=("h1", "h2"), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/")
     cloud.prepare()
