@@ -23,7 +23,7 @@ import libvirt
 
 #: Seconds: the pause between two looks; within which three sightings count as one moment, in which no guest can be
 #: moved there and back; of CPU time between two looks that no guest has used which is only being made ready.
-PAUSE, MOMENT, WORK = 0.05, 1.0, 0.005
+PAUSE, MOMENT, WORK = 0.1, 1.0, 0.005
 RUNNING = {libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_BLOCKED, libvirt.VIR_DOMAIN_SHUTDOWN}
 LEAST = 5       # looks a second
 WAYS = ("libvirt's word", "the CPUs' time")
@@ -86,6 +86,7 @@ class Watcher:
         self._began = time.monotonic()
 
     def start(self) -> Watcher:
+        libvirt.registerErrorHandler(lambda context, error: None, None)     # they are raised too, and hosts go away
         for thread in self._threads:
             thread.start()
         return self
