@@ -116,6 +116,7 @@ class Traveller:
         await_true(lambda: ticks(host, self.server) > max(before, self.ticked) + 2, BOOT_SECONDS,
                    lambda: f"{host.state(self.server)} {host.console(self.server)[-300:]}")
         self.ticked = ticks(host, self.server)
+        self.is_well = True
 
     def stayed(self) -> None:
         """As before: it runs here, and nothing of it is there."""
@@ -165,11 +166,20 @@ class Steered:
 
 
 @pytest.fixture(scope="module")
-def busy(machines: Machines, bootable: Path) -> Iterator[Traveller]:
-    """The guest that each test finds counting, wherever it is."""
-    made = Traveller(machines, bootable)
+def travellers() -> Iterator[list[Traveller]]:
+    made: list[Traveller] = []
     yield made
-    made.clean()
+    for traveller in made:
+        traveller.clean()
+
+
+@pytest.fixture
+def busy(machines: Machines, bootable: Path, travellers: list[Traveller]) -> Traveller:
+    """A guest that counts, wherever it is: the last test's, unless that has failed."""
+    if not travellers or not travellers[-1].is_well:
+        travellers.append(Traveller(machines, bootable))
+    travellers[-1].is_well = False
+    return travellers[-1]
 
 
 def test_guest_goes_on_there_and_comes_back(busy: Traveller) -> None:
