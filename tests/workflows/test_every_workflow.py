@@ -32,8 +32,9 @@ def fault_points(workflow: str) -> list[tuple[str, ...]]:
 
 
 WHOLE = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
-CRASHES = [pytest.param(name, number, id=f"{name}-{number}-{'-'.join(point)}")
-           for name in WHOLE for number, point in enumerate(fault_points(name))]
+#: By number: which of two hosts comes first is by chance, and every process must find the same cases.
+CRASHES = [pytest.param(name, number, id=f"{name}-{number}")
+           for name in WHOLE for number in range(len(fault_points(name)))]
 
 
 def test_every_workflow_has_a_scenario() -> None:
