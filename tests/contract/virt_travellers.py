@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A busy guest that goes back and forth between two real hosts, by agents that have just been started.
+
+It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever wishes something of
+its migrations.
+"""
+from __future__ import annotations
+
+import functools
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.models import DomainState
+from compute_agent.virt.driver import RUNNING, Part, Run
+from compute_agent.virt.libvirt import moves
+from compute_agent.virt.libvirt.driver import LibvirtDriver
+from compute_agent.virt.libvirt.images import MEBIBYTE
+from compute_agent.virt.libvirt.live import Options
+from deploy import libvirtd
+from tests.contract.virt_pairs import Machines, ticks
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, await_true
+
+#: What the guest writes on its disk: where, and how much.
+WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
+#: User data that counts on the console and changes memory all the time, faster than a slow migration carries it.
+BUSY = f"""#!/bin/sh
+tr '\\0' c < /dev/zero |
+    dd of=/dev/vda bs=64k seek={WRITTEN_AT >> 16} count={WRITTEN >> 16} iflag=fullblock conv=notrunc,fsync
+mount -t tmpfs none /mnt
+dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
+(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+(while usleep 30000; do dd if=/mnt/from of=/mnt/to bs=1M conv=notrunc 2> /dev/null; done) &
+"""
+#: MiB a second: a busy guest is not moved at this rate, however long it takes.
+SLOW = 32
+
+
+class Files:
+    """A ``Peer``: the files of a guest that runs on the same machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def parts(self) -> list[Part]:
+        sizes = {name: (self._folder / name).stat().st_size for name in (moves.BASE, moves.CONFIG)}
+        return [Part(name, size, size) for name, size in sizes.items()]
+
+    def read(self, name: str) -> Iterator[tuple[int, bytes]]:
+        content, at = (self._folder / name).read_bytes(), 0
+        while at < len(content):
+            yield at, content[at:at + MEBIBYTE]
+            at += MEBIBYTE
+
+
+class Traveller:
+    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``."""
+
+    def __init__(self, machines: Machines, image: Path, shared: bool = False, **changed: Any) -> None:
+        self.machines, self.shared = machines, shared
+        place = Path(tempfile.mkdtemp(prefix="t", dir=machines.folder))
+        self.folders = [place / "a", place / ("a" if shared else "b")]
+        self.uris = [libvirtd.uri(machines.home(name)) for name in machines.names]
+        self.here, self.there = (Rig("qemu", folder, functools.partial(self.agent, at), image.read_bytes(), "qcow2")
+                                 for at, folder in enumerate(self.folders))
+        self.at, self.ticked = 0, 0
+        self.spec = self.here.boot(ready=True, user_data=BUSY, **changed)
+        self.arrived = self.spec.fence
+        self.counts(self.here)
+
+    @property
+    def server(self) -> str:
+        return self.spec.server
+
+    def agent(self, at: int, **options: Any) -> LibvirtDriver:
+        """One that has just been started."""
+        return LibvirtDriver(self.uris[at], self.folders[at], migration=Options(
+            "qemu+tcp://%s/system", self.machines.addresses[at], **options))
+
+    def prepared(self, **changed: Any) -> dict[str, Any]:
+        """A new migration begins: what its destination says of itself."""
+        self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
+        source = Files(self.folders[self.at] / "instances" / self.server)
+        return self.there.driver.prepare_arrival(self.spec, source, self.shared, self.here.driver.inventory().cpu_info,
+                                                 self.there.read_image, QUIET)
+
+    def leaves(self, to: dict[str, Any] | None = None, run: Run = QUIET, **options: Any) -> dict[str, Any]:
+        """By an agent with these options."""
+        agent, to = self.agent(self.at, **options), to or self.prepared()
+        try:
+            return agent.live_migrate(self.spec, to, self.shared, run)
+        finally:
+            agent.close()
+
+    def counts(self, host: Rig) -> None:
+        """It goes on at the host, and has not been started again."""
+        before = ticks(host, self.server)
+        await_true(lambda: ticks(host, self.server) > max(before, self.ticked) + 2, BOOT_SECONDS,
+                   lambda: f"{host.state(self.server)} {host.console(self.server)[-300:]}")
+        self.ticked = ticks(host, self.server)
+        self.is_well = True
+
+    def stayed(self) -> None:
+        """As before: it runs here, and nothing of it is there."""
+        assert (self.here.state(self.server), self.there.state(self.server)) == ((RUNNING, self.arrived), None)
+        self.counts(self.here)
+
+    def came(self) -> None:
+        """It runs there, and nothing of it here; that is where it starts next."""
+        assert self.here.state(self.server) is None
+        told = self.there.driver.arrived(self.spec, QUIET)
+        assert told == DomainState(self.server, RUNNING, self.spec.fence)
+        self.arrived = self.spec.fence
+        self.here, self.there, self.at = self.there, self.here, 1 - self.at
+        self.counts(self.here)
+
+    def holds_what_was_written(self) -> bool:
+        """A look at the disk of the guest that runs."""
+        told = subprocess.run(["qemu-io", "-U", "-r", "-f", "qcow2", "-c", f"read -P {ord('c')} {WRITTEN_AT} {WRITTEN}",
+                               self.folders[self.at] / "instances" / self.server / "disk"], capture_output=True,
+                              text=True, check=False)
+        return told.returncode == 0 and "verification failed" not in told.stdout
+
+    def clean(self) -> None:
+        for rig in (self.here, self.there):
+            rig.servers = [self.server]
+            rig.clean()
+
+
+class Steered:
+    """A ``Run`` that remembers what it was told, and wishes something once ``when`` is so of the numbers."""
+
+    def __init__(self, wish: str = "", cancels: bool = False,
+                 when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0) -> None:
+        self.told: list[Mapping[str, int]] = []
+        self.moments: list[float] = []
+        self._wish, self._cancels, self._when, self._is_so = wish, cancels, when, False
+
+    @property
+    def run(self) -> Run:
+        return Run(lambda name: None, lambda: self._is_so and self._cancels,
+                   lambda: self._wish if self._is_so else "", self._measured)
+
+    def _measured(self, numbers: Mapping[str, int]) -> None:
+        self.told.append(numbers)
+        self.moments.append(time.monotonic())
+        self._is_so = self._when(numbers) or self._is_so
