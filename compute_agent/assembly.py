@@ -56,7 +56,8 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.libvirt.live import Options
     options = conf.agent
     about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
-                  cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices))
+                  cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices),
+                  host_ip=own_address(conf))
     moving = conf.migration
     migration = Options(
         uri=moving.live_migration_uri, address=own_address(conf), bandwidth=moving.live_migration_bandwidth,
