@@ -99,6 +99,8 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
                               "that h1 does not give out"),
     "pages": (holds(("s0", cell(4, 10, 2048)), ("s1", cell(5, 8, 2048))), {("fitting-exact", "h1")},
               "9 of 8 pages of 2048 KiB in cell 0 are held"),
+    "counted for the quota": (lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == "s1").values(
+        vcpus=2)), {("counted", "s1")}, "it has or may get {'vcpus': 1, 'memory_mb': 64}"),
     "anti-affinity": (move("s2", "h1"), {("group-policy", "*")}, "3 of its servers are on h1"),
     "affinity": (changed(schema.server_groups, sa.true(), policy="affinity"), {("group-policy", "*")},
                  "affinity, and its servers are on h1, h2"),

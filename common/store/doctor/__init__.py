@@ -35,8 +35,8 @@ def check(tx: Connection) -> list[Finding]:
     records = list(tx.execute(sa.select(guests)))
     moves = list(tx.execute(sa.select(migrations).where(sa.or_(
         migrations.c.status.in_(OPEN), migrations.c.uuid.in_(sorted({row.holder for row in records if row.holder}))))))
-    findings = [*_guests(live, records), *_moves(live, records, moves), *placement.check(tx, live, records, moves),
-                *_actions(tx, live)]
+    findings = [*_guests(live, records), *_moves(live, records, moves), *_counted(live, moves), *_actions(tx, live),
+                *placement.check(tx, live, records, moves)]
     return sorted(findings)
 
 
@@ -83,6 +83,19 @@ def _moves(live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Seq
     for row in live.values():
         if row.vm_state == states.RESIZED and row.id not in is_open:
             yield Finding("move-of-server", row.id, "waits to be confirmed, and no migration is finished")
+
+
+def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterator[Finding]:
+    """The quota counts what the flavor says; of a server that moves, the larger of both until there is one way only."""
+    is_open = {row.server_id: row for row in moves if row.status in OPEN}
+    for row in live.values():
+        move = is_open.get(row.id)
+        flavors = [row.flavor] if move is None else [move.old_flavor, move.new_flavor]
+        counted = {"vcpus": row.vcpus, "memory_mb": row.memory_mb}
+        wanted = {name: max(flavor[name] for flavor in flavors) for name in counted}
+        if counted != wanted and not (move is not None and move.status == "reverting" and counted == {
+                name: row.flavor[name] for name in counted}):
+            yield Finding("counted", row.id, f"{counted} are counted for the quota, and it has or may get {wanted}")
 
 
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
