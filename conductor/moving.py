@@ -156,6 +156,7 @@ def leave(tx: Connection, engine: Engine, run: Run, blames: bool = True) -> None
         allocations.stay(tx, run.action.args["migration"], run.server.id, source(run), old_resources(run))
         run.move(dest_host=None)
         return
+    run.raise_fence()               # what the destination does for it still is cancelled by that
     placing.give_up(tx, run, known_dest(run), bool(run.data.get("shared")), blames)
     returned(tx, run)
 

@@ -120,6 +120,7 @@ def _leave_dest(tx: Connection, engine: Engine, run: Run) -> None:
     """Give the destination up: the server is where it was, and as dead as before."""
     if not run.data.pop("placed", False):
         return
+    run.raise_fence()
     placing.give_up(tx, run, moving.known_dest(run), keeps_files=bool(run.data.get("shared")))
     old = run.data.pop("old")
     if "wanted" in old:
