@@ -53,7 +53,7 @@ def test_another_destination_is_tried(cloud: Cloud, key: str, verb: str) -> None
     server, tried = server_on(cloud), []
 
     def breaks(host: str) -> None:
-        tried.append(cloud.sent[-1][1].args.get("to", {}).get("address", host) if verb == "live_migrate" else host)
+        tried.append(cloud.migration(server).dest_host)
         cloud.hosts[host].driver.script[verb] = [BROKEN]
     lead_up(cloud, server, key)
     before(cloud, verb, breaks)
