@@ -238,7 +238,7 @@ class Trial:
         if domains and server.host and ends != states.ERROR:        # a scripted failure comes before any effect
             found = self.cloud.hosts[server.host].driver.guests[self.server]
             runs = self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
-            assert (found.power_state == states.RUNNING) == runs, (found, server)
+            assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, (found, server)
             if self.scenario.keeps is not None:
                 rebuilt = not self.scenario.keeps and server.host != self.was.host
                 assert found.disk == ({} if rebuilt else {"canary": "alive"})
