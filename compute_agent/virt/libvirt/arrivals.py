@@ -92,7 +92,11 @@ def _refuse(libvirt: Connection, guests: Guests, options: live.Options, spec: Gu
     if spec.fitting and spec.fitting.devices:
         raise VerbFailed("The server holds a device of its host and cannot be moved while it runs.",
                          details=", ".join(spec.fitting.devices))
-    if (found := libvirt.find(spec.server)) and found.active:
+    found = libvirt.find(spec.server)
+    if found and found.arriving and found.fence < spec.fence:
+        libvirt.destroy(spec.server)        # an attempt that was given up, and may still be ending; it never ran here
+        found = libvirt.find(spec.server)
+    if found and found.active:
         raise VerbFailed("A guest of the server is on the host already.", retryable=True,
                          details=f"power state {found.power_state}, fence {found.fence}")
     if lacking := lacks(libvirt, cpu):
