@@ -194,8 +194,10 @@ def test_lab_that_never_began_is_taken_down(half: LiveLab) -> None:
 
 
 def test_interrupted_up_is_taken_down(half: LiveLab) -> None:
-    with subprocess.Popen([str(ROOT / "deploy/lab"), "up", "2"], env=half.environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, start_new_session=True) as up:
+    # Whoever runs the tests behind a shell has Ctrl-C ignored, and so would have what they start.
+    command = ["env", "--default-signal=INT", str(ROOT / "deploy/lab"), "up", "2"]
+    with subprocess.Popen(command, env=half.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True) as up:
         assert up.stdout is not None
         said = list(takewhile(lambda line: "[8/17]" not in line, up.stdout))
         os.killpg(up.pid, signal.SIGINT)
