@@ -166,7 +166,8 @@ def spec(engine: Engine, run: Run) -> GuestSpec:
     """The guest as it is at the destination."""
     made = guest.spec(engine, run)
     found = run.data.get("arriving")
-    return replace(made, flavor=from_wire(Flavor, run.action.args["new_flavor"]), fitting=_fitting(run.data),
+    return replace(made, flavor=from_wire(Flavor, run.action.args["new_flavor"]),
+                   fitting=_fitting(run.data.get("fitting")),
                    interfaces=[from_wire(Interface, one) for one in found] if found is not None else made.interfaces)
 
 
@@ -174,11 +175,11 @@ def old_spec(engine: Engine, run: Run) -> GuestSpec:
     """The guest as it was at the source."""
     made = guest.spec(engine, run)
     return replace(made, flavor=from_wire(Flavor, run.action.args["old_flavor"]), fitting=made.fitting
-                   if "old_fitting" not in run.data else _fitting({"fitting": run.data["old_fitting"]}))
+                   if "old_fitting" not in run.data else _fitting(run.data["old_fitting"]))
 
 
-def _fitting(data: dict[str, Any]) -> Fitting | None:
-    return from_wire(Fitting, data["fitting"]) if data.get("fitting") else None
+def _fitting(kept: dict[str, Any] | None) -> Fitting | None:
+    return from_wire(Fitting, kept) if kept else None
 
 
 def secret(engine: Engine, run: Run) -> str:
@@ -194,31 +195,32 @@ def offer(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 def go(tx: Connection, run: Run, runs: bool) -> None:
     """The server is at its destination: from here on its guest there may run, and the one at the source is kept off."""
     run.data.update(old_fitting=run.server.fitting, switched=True)
+    _change_place(tx, run, known_dest(run), runs, source(run), guests.KEPT)
+    run.set(availability_zone=run.data.get("zone"), **sized(run.action.args["new_flavor"]))
+
+
+def _change_place(tx: Connection, run: Run, host: str, runs: bool, other: str, state: str) -> None:
+    """The server is on this host, where its guest may run if ``runs``; the one on the other host is ``state``."""
     run.raise_fence()
-    guests.become(tx, run.server.id, source(run), guests.KEPT, may_run=False)
-    guests.become(tx, run.server.id, known_dest(run), guests.RUNNING if runs else guests.STOPPED, may_run=runs,
-                  fence=run.fence)
-    run.set(host=dest(run), availability_zone=run.data.get("zone"), **sized(run.action.args["new_flavor"]))
+    guests.become(tx, run.server.id, other, state, may_run=False)
+    guests.become(tx, run.server.id, host, guests.RUNNING if runs else guests.STOPPED, may_run=runs, fence=run.fence)
+    run.set(host=host)
+
+
+def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
+    return zones.hosts(tx, [host]).get(host, engine.default_zone)
 
 
 def go_back(tx: Connection, engine: Engine, run: Run, runs: bool) -> None:
     """The server is at its source again, where its guest may run if ``runs``; the one at the destination may not."""
-    run.raise_fence()
-    guests.become(tx, run.server.id, known_dest(run), guests.ARRIVING, may_run=False)
-    guests.become(tx, run.server.id, source(run), guests.RUNNING if runs else guests.STOPPED, may_run=runs,
-                  fence=run.fence)
-    zone = zones.hosts(tx, [source(run)]).get(source(run), engine.default_zone)
-    run.set(host=source(run), availability_zone=zone, **sized(run.action.args["old_flavor"]))
+    _change_place(tx, run, source(run), runs, known_dest(run), guests.ARRIVING)
+    run.set(availability_zone=_zone_of(tx, engine, source(run)), **sized(run.action.args["old_flavor"]))
 
 
 def stay_there(tx: Connection, engine: Engine, run: Run, runs: bool) -> None:
     """``go_back`` undone: the server is at its destination, and its source keeps its guest."""
-    run.raise_fence()
-    guests.become(tx, run.server.id, source(run), guests.KEPT, may_run=False)
-    guests.become(tx, run.server.id, known_dest(run), guests.RUNNING if runs else guests.STOPPED, may_run=runs,
-                  fence=run.fence)
-    zone = zones.hosts(tx, [known_dest(run)]).get(known_dest(run), engine.default_zone)
-    run.set(host=dest(run), availability_zone=zone, **sized(run.action.args["new_flavor"]))
+    _change_place(tx, run, known_dest(run), runs, source(run), guests.KEPT)
+    run.set(availability_zone=_zone_of(tx, engine, known_dest(run)), **sized(run.action.args["new_flavor"]))
 
 
 def returned(tx: Connection, run: Run) -> None:

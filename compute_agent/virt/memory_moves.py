@@ -90,16 +90,18 @@ class MemoryMoves(MemoryHost):
                 guest.dress(spec)
                 guest.fence = spec.fence
                 self._keep(spec.server, guest)
+        return self._end(self._run_or_rest(spec, guest, runs, run), after, run)
+
+    def _run_or_rest(self, spec: GuestSpec, guest: Guest, runs: bool, run: Run) -> DomainState:
+        """The guest, described anew, is started if ``runs``, else it is off."""
         if runs:
             self._before_start(spec.server, spec.interfaces, run)
         with self._lock:
             if runs:
-                state = self._start(spec.server, guest, spec.fence, spec.paused)
-            else:
-                guest.fence = spec.fence
-                self._power(spec.server, guest, SHUTDOWN)
-                state = state_of(spec.server, guest)
-        return self._end(state, after, run)
+                return self._start(spec.server, guest, spec.fence, spec.paused)
+            guest.fence = spec.fence
+            self._power(spec.server, guest, SHUTDOWN)
+            return state_of(spec.server, guest)
 
     def _offered(self, server: str, secret: str) -> Guest:
         guest = self.guests.get(server)

@@ -7,7 +7,7 @@ resize that nobody settled, however often a resize is repeated.
 from __future__ import annotations
 
 from common.models import DomainState, GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, Run, VerbFailed
 from compute_agent.virt.memory_guest import Guest
 from compute_agent.virt.memory_host import state_of
 from compute_agent.virt.memory_live import MemoryLive
@@ -28,16 +28,7 @@ class MemoryResize(MemoryLive):
                 guest.dress(spec)
                 guest.resized, guest.saved = spec.fence, False
                 self._write(spec.server, guest)
-        if runs:
-            self._before_start(spec.server, spec.interfaces, run)
-        with self._lock:
-            if runs:
-                state = self._start(spec.server, guest, spec.fence, spec.paused)
-            else:
-                guest.fence = spec.fence
-                self._power(spec.server, guest, SHUTDOWN)
-                state = state_of(spec.server, guest)
-        return self._end(state, after, run)
+        return self._end(self._run_or_rest(spec, guest, runs, run), after, run)
 
     def settle_resize(self, spec: GuestSpec, back: bool, resized: int, run: Run) -> DomainState:
         after = self._begin("settle_resize", spec.server, run)

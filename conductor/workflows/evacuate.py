@@ -106,7 +106,7 @@ def _has_returned(run: Run) -> bool:
 
 def _keep_old(tx: Connection, run: Run) -> None:
     """The guest where the server was is kept; what an earlier move has left elsewhere is a debt."""
-    run.data["old"] = {"zone": run.server.availability_zone, "fitting": run.server.fitting}
+    run.data["old"] = {"zone": run.server.availability_zone}
     for row in guests.places(tx, run.server.id):
         if row.host == moving.source(run):
             run.data["old"] |= {"wanted": row.wanted}
