@@ -34,8 +34,9 @@ def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Pr
     clock = clock or Clock()
     end, delay = clock.monotonic() + patience, FIRST
     while True:
-        event, action = store.read(lambda tx: (actions.step_outcome(tx, action_id, step),
-                                               actions.show_by_id(tx, action_id)))
+        # The action before its events: of one that has ended, all events are there.
+        action, event = store.read(lambda tx: (actions.show_by_id(tx, action_id),
+                                               actions.step_outcome(tx, action_id, step)))
         if event is not None and event.event == "succeeded":
             return event
         if event is not None and action is not None and action.state == "failed":

@@ -81,6 +81,21 @@ def test_an_action_that_was_superseded_will_not_get_there(store: Store) -> None:
         waiting.for_step(store, "a", "reserve", clock=Time(), pause=Time().pause)
 
 
+def test_an_action_that_ends_while_it_is_looked_at_has_succeeded(store: Store) -> None:
+    """Each statement of a read sees what was committed before it, so the last commit may fall between any two."""
+    ended = []
+
+    def looked(*_: object) -> None:
+        if not ended:
+            ended.append(True)
+            event(store, "succeeded")
+            end(store, "done")
+    sa.event.listen(store.engine, "after_cursor_execute", looked)
+    time = Time()
+    found = waiting.for_step(store, "a", "reserve", clock=time, pause=time.pause)
+    assert ended and found is not None and found.event == "succeeded"
+
+
 def test_after_its_patience_nothing_is_known(store: Store) -> None:
     time = Time()
     event(store, "started")
