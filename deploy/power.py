@@ -2,8 +2,9 @@
 """The power of the hosts that have namespaces of their own: cut at once, put back, and whether it is there.
 
 Used by deploy/lab_hosts.py and, for what must not be left in the kernel, by ``Cloud.shut_down``. What a process wrote
-is still there after such a power cut: the machine's own memory keeps it. Must stay true: when ``off`` returns, no
-process of the host lives, no guest either, and none is started again before ``on``.
+is still there after such a power cut: the machine's own memory keeps it; except below libvirt's /run, which is empty
+when a host boots. Must stay true: when ``off`` returns, no process of the host lives, no guest either, and none is
+started again before ``on``.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy import processes, supervise
+from deploy import libvirtd, processes, supervise
 from deploy.progress import run, wait
 from deploy.standalone.network.host.names import Names
 from deploy.underlay import ADVICE, NAMESPACES
@@ -43,6 +44,8 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
     wait(dead, seconds, f"Processes of {cloud.hosts[number - 1]} do not die",
          lambda: f"They are {sorted(inhabitants(_spaces(cloud, number)))}; see what they wait for with "
                  "'cat /proc/NUMBER/stack', then run this again.", pause=0.02)
+    # Else the next libvirtd says for a moment that the dead guests run.
+    shutil.rmtree(cloud.libvirt_folder(number) / libvirtd.FOLDERS["/run/libvirt"], ignore_errors=True)
     sweep(cloud, number)
 
 

@@ -89,6 +89,7 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         lab.strike("kill", HOST)
         assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
         assert "off" in lab.command("status").stdout
+        assert not (lab.cloud.libvirt_folder(2) / "run").exists(), "a host boots with an empty /run"
         lab.strike("kill", HOST)                            # again, without harm
         lab.await_host(HOST, "down", SILENCE)
         assert lab.command("cut", HOST).returncode == 1
