@@ -21,7 +21,7 @@ from compute_api.request import Answer, Request
 from compute_api.resources import destinations
 from compute_api.resources import server_parts as parts
 from compute_api.resources.destinations import Destination
-from compute_api.resources.server_preparing import Begin, Prepared
+from compute_api.resources.server_preparing import Begin, Prepared, refuse_changed
 from compute_api.validation import truth
 from compute_api.views.servers import ATTRIBUTES
 
@@ -53,7 +53,9 @@ def resize(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     def begin(tx: Any, rows: Sequence[states.Action], server_id: str, *, changes: dict[str, Any], **more: Any) -> str:
         quotas.lock(tx, server.project_id)
         actions.take_lock(tx, server_id, more["project_id"])
-        grown = _grown(tx, request, servers.show(tx, server_id), flavor)
+        row = servers.show(tx, server_id)
+        refuse_changed(row, server)                 # the image service was asked since it was read
+        grown = _grown(tx, request, row, flavor)
         return migrations.begin(tx, rows[0], server_id, migrations.RESIZE, new_flavor=flavor,
                                 changes={**changes, **grown}, **more)
     kept = {"disk_config": given["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in given else {}

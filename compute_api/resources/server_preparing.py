@@ -45,6 +45,17 @@ class Prepared:
     failure: type[errors.Problem] = errors.Conflict
 
 
+def refuse_changed(row: Any, judged: Any) -> None:
+    """What was judged of a server without its lock, by its flavor and its image, holds of its locked row too.
+
+    Raises:
+        Conflict: it has got another one meanwhile.
+    """
+    if (row.flavor, row.image) != (judged.flavor, judged.image):
+        raise errors.Conflict(f"Instance {judged.id} got another flavor or image while the request was checked; try "
+                              "again.")
+
+
 def nothing(request: Request, server: Any, given: Any) -> Prepared:
     """An action that its name says all of."""
     return Prepared()

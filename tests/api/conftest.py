@@ -146,6 +146,15 @@ class Cloud:
     def rows(self, table: sa.Table) -> list[Any]:
         return self.store.read(lambda tx: list(tx.execute(sa.select(table))))
 
+    def meanwhile(self, read: str, work: Callable[[], None]) -> None:
+        """Let others' ``work`` be committed once, right after the next statement that begins like this has read."""
+        left = [work]
+
+        def executed(_: Any, __: Any, statement: str, *rest: Any) -> None:
+            if left and statement.startswith(read):
+                left.pop()()
+        sa.event.listen(self.store.engine, "after_cursor_execute", executed)
+
     def call(self, method: str, path: str, body: Any = None, *, mv: str | None = "2.1", token: str | None = "user",
              root: str = "/v2.1", headers: dict[str, str] | None = None, raw: bytes | None = None
              ) -> falcon.testing.Result:

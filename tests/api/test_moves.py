@@ -101,6 +101,23 @@ def test_less_memory_must_be_enough_for_the_image_while_that_is_known(cloud: Clo
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=202)
 
 
+@pytest.mark.parametrize("flavor", ["thin", LARGE])
+def test_a_server_that_was_resized_while_the_image_was_asked_for_is_looked_at_again(cloud: Cloud, server: str,
+                                                                                    flavor: str) -> None:
+    """Else it would get the flavor that it has by now, or a smaller disk."""
+    cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
+
+    def resized() -> None:
+        act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
+        new = begun(cloud, server)[0].args["new_flavor"]
+        cloud.change(schema.migrations, schema.migrations.c.server_id == server, status="confirmed")
+        cloud.rest(server, flavor=new, flavor_id=new["id"])
+    cloud.meanwhile("SELECT flavors", resized)
+    assert "try again" in act(cloud, server, "resize", {"flavorRef": "thin"}, status=409)
+    assert [row.status for row in cloud.rows(schema.migrations)] == ["confirmed"]
+    act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
+
+
 def test_a_resize_counts_against_the_quota_of_its_project_and_of_the_servers_user(cloud: Cloud, server: str) -> None:
     quota = {"quota_set": {"ram": 8191, "cores": 4}}
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", quota, token="admin")
