@@ -184,16 +184,19 @@ def moves(tx: Connection, uuids: Iterable[str]) -> list[Move]:
     return [replace(one, step=steps.get(one.uuid, "")) for one in found]
 
 
-def begin(tx: Connection, host: str, key: str, server_id: str, kind: str, *, context: RequestContext, args: Values
-          ) -> Move:
-    """Begin to move a server that is on this host.
+def begin(tx: Connection, host: str, key: str, server_id: str, kind: str, *, vm_state: str, context: RequestContext,
+          args: Values) -> Move:
+    """Begin to move a server that is on this host, and still in the state in which that was planned.
 
     Raises:
-        Conflict: it is on another host by now. Else what ``migrations.begin`` raises.
+        Conflict: it is on another host by now, or in another state. Else what ``migrations.begin`` raises.
     """
-    actions.take_lock(tx, server_id, None)
+    found = actions.take_lock(tx, server_id, None)
     if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
         raise errors.Conflict(f"Instance {server_id} is not on host {host} any more.")
+    if found.vm_state != vm_state:
+        raise errors.Conflict(f"Instance {server_id} is {found.vm_state} by now, and its move was planned when it was "
+                              f"{vm_state}; it is planned again.")
     action = migrations.begin(tx, states.row(key), server_id, kind, context=context, args=args)
     [move] = _moves(tx, moves_table.c.action_id == action)
     return move

@@ -118,8 +118,7 @@ class Moving:
         look = self.hands.store.read(lambda tx: departures.look(tx, self.errand.host))
         under_way = [move for move in look.leaving if self._is_ours(move) or (
             move.kind in self.errand.kinds and move.status in migrations.IN_PROGRESS)]
-        here = {server.id for server in look.servers}
-        self.plan = {server: line for server, line in self.plan.items() if server in here}
+        self._keep_plan(look.servers)
         self._tell(look.at, under_way)
         if self.errand.is_empty(look):
             self.hands.say(f"host {look.host.name} is empty; {self.moved} servers moved")
@@ -136,6 +135,15 @@ class Moving:
         if not held:
             self._begin(look.at, waiting[:max(0, self.parallel - len(under_way))])
         return None
+
+    def _keep_plan(self, servers: list[Resident]) -> None:
+        """Of who is there, as long as it is in the state in which it was planned: who has been started since goes live,
+        and not cold."""
+        here = {server.id: server.vm_state for server in servers}
+        for server, line in list(self.plan.items()):
+            if here.get(server) != line.server.vm_state:
+                del self.plan[server]
+                self.left.pop(server, None)
 
     def _is_ours(self, move: Move) -> bool:
         """Is it one that we moved and have still to confirm?"""
@@ -229,7 +237,8 @@ class Moving:
             assert way is not None, "who stays waits for nothing"
             move = self._ask(f"{server.name} ({server.id})", partial(
                 departures.begin, host=self.errand.host, key=way.key, server_id=server.id, kind=way.kind,
-                context=_context(), args={"host": None, "forced": False, "by": self.errand.by, **_ARGS[way.kind]}))
+                vm_state=server.vm_state, context=_context(),
+                args={"host": None, "forced": False, "by": self.errand.by, **_ARGS[way.kind]}))
             if move is None:
                 self.plan.pop(server.id, None)
                 continue

@@ -45,9 +45,9 @@ def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
     return server
 
 
-def begin(store: Store, server: str, host: str = "h1") -> departures.Move:
-    return store.write(lambda tx: departures.begin(tx, host, "migrate", server, migrations.MIGRATION, context=ADMIN,
-                                                   args={"host": None, "by": "a drain"}))
+def begin(store: Store, server: str, host: str = "h1", vm_state: str = states.STOPPED) -> departures.Move:
+    return store.write(lambda tx: departures.begin(tx, host, "migrate", server, migrations.MIGRATION, vm_state=vm_state,
+                                                   context=ADMIN, args={"host": None, "by": "a drain"}))
 
 
 def test_servers_with_all_that_a_scheduler_wants_to_know_large_ones_first(store: Store) -> None:
@@ -92,6 +92,13 @@ def test_a_server_that_has_left_is_not_moved_from_elsewhere(store: Store) -> Non
     server = new_server(store, "web")
     with pytest.raises(errors.Conflict, match="is not on host h2 any more"):
         begin(store, server, "h2")
+
+
+def test_a_server_that_has_another_state_by_now_is_not_moved_as_planned(store: Store) -> None:
+    server = new_server(store, "web")
+    with pytest.raises(errors.Conflict, match="is stopped by now, and its move was planned when it was active"):
+        begin(store, server, vm_state=states.ACTIVE)
+    assert store.read(lambda tx: departures.look(tx, "h1")).leaving == []
 
 
 def test_what_is_on_its_way_to_the_host(store: Store) -> None:

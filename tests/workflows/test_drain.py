@@ -183,6 +183,45 @@ def test_a_plan_counts_the_room_of_those_before(cloud: Cloud, operator: Operator
     assert cloud.findings() == []
 
 
+def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) -> None:
+    """Two wait for their turn, one is to stay: the stopped one is started meanwhile, the other one stopped, the
+    suspended one resumed."""
+    _, runs, stopped, suspended = servers = sorted(cloud.create(4, host="h1", forced=True))
+    cloud.settle()
+    cloud.ask(stopped, "os-stop")
+    cloud.ask(suspended, "suspend")
+    cloud.settle()
+
+    def users() -> None:
+        if operator.patience == 599:
+            cloud.ask(stopped, "os-start")
+            cloud.ask(runs, "os-stop")
+            cloud.ask(suspended, "resume")
+    cloud.watcher = users
+    assert operator.drain(parallel=1) == 0
+    assert kinds(cloud) == dict.fromkeys(servers, migrations.LIVE) | {runs: migrations.MIGRATION}
+    assert cloud.findings() == []
+
+
+def test_a_server_that_is_started_as_its_move_begins_goes_live(cloud: Cloud, operator: Operator) -> None:
+    """Between the look and the lock."""
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.ask(server, "os-stop")
+    cloud.settle()
+
+    def starts() -> bool:
+        if cloud.show(server).vm_state == states.STOPPED:
+            cloud.ask(server, "os-start")
+            cloud.settle()
+        return False
+    operator.stops = starts
+    assert operator.drain() == 0
+    assert f"Instance {server} is active by now, and its move was planned when it was stopped" in operator.text
+    assert kinds(cloud) == {server: migrations.LIVE}
+    assert cloud.findings() == []
+
+
 def test_cold_by_wish_and_what_is_paused_stays(cloud: Cloud, operator: Operator) -> None:
     servers = cloud.create(2, host="h1", forced=True)
     cloud.settle()
