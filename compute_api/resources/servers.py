@@ -217,14 +217,15 @@ def update(request: Request, server: Any) -> dict[str, Any]:
     if "name" in values:
         values["name"] = values["name"].strip()
     zone = given.get("pinned_availability_zone")
-    if zone is not None and zone != server.availability_zone:
-        raise errors.Conflict(f"Instance {server.id} is in availability zone {server.availability_zone}; it can be "
-                              "pinned to that one, or with null to none.")
 
     def work(tx: Any) -> Any:
         if values:
-            servers.update(tx, server.id, values)
-        return servers.show(tx, server.id)
+            servers.update(tx, server.id, values)       # whereby it is locked, and stays where it is
+        row = servers.show(tx, server.id)
+        if zone is not None and zone != row.availability_zone:
+            raise errors.Conflict(f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
+                                  "pinned to that one, or with null to none.")
+        return row
     return body_of(request, request.write(work), change=True)
 
 

@@ -132,6 +132,15 @@ def test_a_pinned_zone_can_be_given_up_but_not_changed(cloud: Cloud) -> None:
     assert [put("other"), put(None), put("nova")] == [409, 200, 200]
 
 
+def test_a_server_that_comes_to_another_zone_meanwhile_is_not_pinned_to_the_one_it_left(cloud: Cloud) -> None:
+    server = cloud.create()
+    cloud.rest(server)
+    cloud.meanwhile("SELECT servers", lambda: cloud.rest(server, availability_zone="az1"))
+    answer = cloud.call("PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": "nova"}}, mv="2.104")
+    assert "is in availability zone az1;" in answer.json["conflictingRequest"]["message"]
+    assert cloud.rows(schema.servers)[0].pinned_availability_zone is None
+
+
 # --- delete ---
 def test_a_delete_begins_and_wins_over_what_runs(cloud: Cloud) -> None:
     server = cloud.create()
