@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova host drain`` and ``evacuate`` on the simulator's cloud: what the operator sees, and what is true then."""
+"""``kilonova host drain`` on the simulator's cloud: what the operator sees, and what is true then."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,44 +11,9 @@ from common import errors, states
 from common.store import migrations, services
 from common.store.engine import Store
 from compute_agent.virt.memory import Fail
-from deploy.cli import drain, evacuate
-from deploy.cli.moving import Hands
+from deploy.cli import drain
+from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.simulator import FLAVOR, Cloud, Time
-
-
-def never() -> bool:
-    return False
-
-
-@dataclass
-class Operator:
-    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: whether they have pressed Ctrl-C."""
-
-    cloud: Cloud
-    stops: Callable[[], bool] = never
-    said: list[str] = field(default_factory=list)
-    patience: int = 600
-
-    def hands(self) -> Hands:
-        return Hands(self.cloud.store, self.cloud.select, lambda: None, self.sleep, self.said.append,
-                     lambda: self.stops())
-
-    def sleep(self, seconds: float) -> None:
-        self.patience -= 1
-        assert self.patience > 0, "it never ends: " + "\n".join(self.said[-20:])
-        self.cloud.round()
-
-    def drain(self, host: str = "h1", *, cold: bool = False, dry_run: bool = False, parallel: int = 2,
-              wait: bool = False) -> int:
-        return drain.empty(self.hands(), host, cold=cold, dry_run=dry_run, parallel=parallel, wait=wait)
-
-    def evacuate(self, host: str = "h1", *, has_hook: bool = False, dry_run: bool = False, insists: bool = False
-                 ) -> int:
-        return evacuate.leave(self.hands(), host, has_hook=has_hook, silence=30, dry_run=dry_run, insists=insists)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.said)
 
 
 @pytest.fixture
@@ -81,21 +46,6 @@ def five(cloud: Cloud) -> tuple[list[str], str, list[str]]:
     return ordinary, bound, others
 
 
-def kinds(cloud: Cloud) -> dict[str, str]:
-    """The type of the last move of each server that has one."""
-    return {row.server_id: row.type for row in cloud.store.read(migrations.page)}
-
-
-def silence(cloud: Cloud, host: str) -> None:
-    """The host is cut off until it counts as down."""
-    cloud.cut.add(host)
-    for _ in range(8):
-        cloud.time.pass_by(9)
-        cloud.round()
-    assert not cloud.store.read(lambda tx: services.is_up(tx, host))
-
-
-# --- drain ---
 def test_a_drain_moves_all_that_can_go_and_says_why_the_rest_stays(cloud: Cloud, operator: Operator) -> None:
     ordinary, bound, others = five(cloud)
     assert operator.drain() == 1
@@ -321,98 +271,3 @@ def test_a_host_that_is_none(operator: Operator) -> None:
     for command in (operator.drain, operator.evacuate):
         with pytest.raises(errors.NotFound, match="There is no host h9"):
             command("h9")
-
-
-# --- evacuate ---
-def dead(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
-    """The host loses its power with two servers that run, one that is stopped and one that is paused on it."""
-    servers = cloud.create(4, host=host, forced=True)
-    cloud.settle()
-    cloud.ask(servers[2], "os-stop")
-    cloud.ask(servers[3], "pause")
-    cloud.settle()
-    silence(cloud, host)
-    for server in servers:
-        cloud.hosts[host].driver.power_off(server)
-    return servers[:3], servers[3]
-
-
-def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Operator) -> None:
-    servers, paused = dead(cloud)
-    cloud.force_down("h1")
-    assert operator.evacuate() == 1
-    assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
-    assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.ACTIVE, states.STOPPED]
-    assert cloud.show(paused).host == "h1"
-    assert f"openstack server set --state active {paused}" in operator.text
-    assert "3 guests are still to be removed there when it is back: kilonova host debts h1" in operator.said[-1]
-    assert "1 servers left, 3 moved" in operator.said[-2]
-
-    cloud.cut.discard("h1")
-    cloud.hosts["h1"].restart()
-    assert drain.give_back(cloud.store, "h1", operator.said.append) == 1, "it has not said hello yet"
-    cloud.settle()
-    assert drain.give_back(cloud.store, "h1", operator.said.append) == 0
-    assert all(cloud.domains(server) == [cloud.show(server).host] for server in servers)
-    assert cloud.findings() == []
-
-
-def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-    with pytest.raises(errors.Conflict, match="does not prove that its guests are dead.*service set --down h1"):
-        operator.evacuate()
-    assert operator.evacuate(dry_run=True) == 1
-    assert operator.said[-2] == "3 of 4 would go; nothing was changed"
-    assert operator.said[-1].startswith("it would be refused: Host h1 is silent")
-    with pytest.raises(errors.Conflict, match="still in use.*kilonova host drain h2"):
-        operator.evacuate("h2")
-    assert kinds(cloud) == {}
-
-
-def test_a_fencing_hook_is_the_proof(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-    fenced: list[str] = []
-    cloud.engine.fence = fenced.append
-    assert operator.evacuate(has_hook=True) == 1
-    assert set(fenced) == {"h1"}
-    assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
-    assert drain.give_back(cloud.store, "h1", operator.said.append) == 1
-    assert "it was fenced, and its agent has not said hello since" in operator.text
-    assert cloud.findings() == []
-
-
-def test_a_fencing_hook_that_fails_ends_it(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-    asked: list[str] = []
-
-    def fence(host: str) -> None:
-        asked.append(host)
-        raise errors.Conflict("The fencing hook ended with 3; host h1 may still run its guests.")
-    cloud.engine.fence = fence
-    assert operator.evacuate(has_hook=True) == 1
-    assert len(asked) == 2, "two at a time, and no third"
-    assert "the step fence failed: The fencing hook ended with 3" in operator.said[-1]
-    assert {cloud.show(server).host for server in servers} == {"h1"}
-
-
-def test_a_server_in_the_middle_of_something_is_evacuated_too(cloud: Cloud, operator: Operator) -> None:
-    """Its host will never answer."""
-    server = cloud.create(host="h1", forced=True)[0]
-    cloud.settle()
-    cloud.move(server, "os-migrateLive", host=None, forced=False)
-    cloud.advance()
-    silence(cloud, "h1")
-    cloud.force_down("h1")
-    assert operator.evacuate() == 0
-    assert cloud.show(server).host in ("h2", "h3") and cloud.show(server).vm_state == states.ACTIVE
-
-
-def test_a_host_that_comes_back_keeps_what_it_has(cloud: Cloud, operator: Operator) -> None:
-    servers, _ = dead(cloud)
-
-    def fence(host: str) -> None:
-        """The operator's hook is too late: the host was only cut off, and says hello at this moment."""
-        cloud.cut.discard("h1")
-    cloud.engine.fence = fence
-    assert operator.evacuate(has_hook=True) == 1
-    assert cloud.findings() == []

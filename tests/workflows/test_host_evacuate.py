@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kilonova host evacuate`` on the simulator's cloud: what the operator sees, and what is true then."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from common import errors, states
+from common.store.engine import Store
+from deploy.cli import drain
+from tests.workflows.operators import Operator, kinds, silence
+from tests.workflows.simulator import Cloud, Time
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    """Three hosts that have said hello."""
+    time = Time()
+    cloud = Cloud(Store("sqlite://", time=time), time, hosts=3)
+    cloud.round()
+    yield cloud
+    cloud.store.close()
+
+
+@pytest.fixture
+def operator(cloud: Cloud) -> Operator:
+    return Operator(cloud)
+
+
+def dead(cloud: Cloud, host: str = "h1") -> tuple[list[str], str]:
+    """The host loses its power with two servers that run, one that is stopped and one that is paused on it."""
+    servers = cloud.create(4, host=host, forced=True)
+    cloud.settle()
+    cloud.ask(servers[2], "os-stop")
+    cloud.ask(servers[3], "pause")
+    cloud.settle()
+    silence(cloud, host)
+    for server in servers:
+        cloud.hosts[host].driver.power_off(server)
+    return servers[:3], servers[3]
+
+
+def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Operator) -> None:
+    servers, paused = dead(cloud)
+    cloud.force_down("h1")
+    assert operator.evacuate() == 1
+    assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
+    assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.ACTIVE, states.STOPPED]
+    assert cloud.show(paused).host == "h1"
+    assert f"openstack server set --state active {paused}" in operator.text
+    assert "3 guests are still to be removed there when it is back: kilonova host debts h1" in operator.said[-1]
+    assert "1 servers left, 3 moved" in operator.said[-2]
+
+    cloud.cut.discard("h1")
+    cloud.hosts["h1"].restart()
+    assert drain.give_back(cloud.store, "h1", operator.said.append) == 1, "it has not said hello yet"
+    cloud.settle()
+    assert drain.give_back(cloud.store, "h1", operator.said.append) == 0
+    assert all(cloud.domains(server) == [cloud.show(server).host] for server in servers)
+    assert cloud.findings() == []
+
+
+def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = dead(cloud)
+    with pytest.raises(errors.Conflict, match="does not prove that its guests are dead.*service set --down h1"):
+        operator.evacuate()
+    assert operator.evacuate(dry_run=True) == 1
+    assert operator.said[-2] == "3 of 4 would go; nothing was changed"
+    assert operator.said[-1].startswith("it would be refused: Host h1 is silent")
+    with pytest.raises(errors.Conflict, match="still in use.*kilonova host drain h2"):
+        operator.evacuate("h2")
+    assert kinds(cloud) == {}
+
+
+def test_a_fencing_hook_is_the_proof(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = dead(cloud)
+    fenced: list[str] = []
+    cloud.engine.fence = fenced.append
+    assert operator.evacuate(has_hook=True) == 1
+    assert set(fenced) == {"h1"}
+    assert {cloud.show(server).host for server in servers} <= {"h2", "h3"}
+    assert drain.give_back(cloud.store, "h1", operator.said.append) == 1
+    assert "it was fenced, and its agent has not said hello since" in operator.text
+    assert cloud.findings() == []
+
+
+def test_a_fencing_hook_that_fails_ends_it(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = dead(cloud)
+    asked: list[str] = []
+
+    def fence(host: str) -> None:
+        asked.append(host)
+        raise errors.Conflict("The fencing hook ended with 3; host h1 may still run its guests.")
+    cloud.engine.fence = fence
+    assert operator.evacuate(has_hook=True) == 1
+    assert len(asked) == 2, "two at a time, and no third"
+    assert "the step fence failed: The fencing hook ended with 3" in operator.said[-1]
+    assert {cloud.show(server).host for server in servers} == {"h1"}
+
+
+def test_a_server_in_the_middle_of_something_is_evacuated_too(cloud: Cloud, operator: Operator) -> None:
+    """Its host will never answer."""
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.move(server, "os-migrateLive", host=None, forced=False)
+    cloud.advance()
+    silence(cloud, "h1")
+    cloud.force_down("h1")
+    assert operator.evacuate() == 0
+    assert cloud.show(server).host in ("h2", "h3") and cloud.show(server).vm_state == states.ACTIVE
+
+
+def test_a_host_that_comes_back_keeps_what_it_has(cloud: Cloud, operator: Operator) -> None:
+    servers, _ = dead(cloud)
+
+    def fence(host: str) -> None:
+        """The operator's hook is too late: the host was only cut off, and says hello at this moment."""
+        cloud.cut.discard("h1")
+    cloud.engine.fence = fence
+    assert operator.evacuate(has_hook=True) == 1
+    assert cloud.findings() == []
