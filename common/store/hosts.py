@@ -119,12 +119,13 @@ def remove(tx: Connection, service: Row[Any], shown: str) -> None:
     """
     name = service.host
     tx.execute(sa.delete(hosts).where(hosts.c.name == name))
+    gone = services.are_dead(tx, name, locked=True)         # now that a hello is waited for, which takes it back
     services.remove(tx, service)
     tx.execute(sa.delete(host_images).where(host_images.c.host == name))
     aggregates.leave(tx, name)
     provider = allocations.lock(tx, [name]).get(name)       # from here on no claim comes between, and no aggregate
     tx.execute(sa.delete(aggregate_hosts).where(aggregate_hosts.c.host == name))
-    if service.forced_down:
+    if gone:
         debts.forgive(tx, name)
     _check_empty(tx, name, provider, shown)
     if provider is not None:

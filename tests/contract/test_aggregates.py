@@ -192,6 +192,25 @@ def test_a_host_that_joins_while_it_is_removed_leaves_no_membership(store: Store
     assert store.read(doctor.check) == []
 
 
+def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store) -> None:
+    """That it was fenced proves nothing any more: what it has still to remove is not struck, nor handed to others."""
+    new_host(store, "h1")
+    server = ids.new()
+    store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
+    store.write(lambda tx: guests.owe(tx, server, 2))
+    store.write(lambda tx: services.fence(tx, "h1"))
+    [service] = store.read(lambda tx: services.list_all(tx, "h1"))
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            hosts.greet(tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000))
+            removed = pool.submit(lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid)))
+            with pytest.raises(NotYet):       # it waits for the host; on SQLite to write at all
+                removed.result(timeout=0.5)
+        with pytest.raises(errors.Conflict, match="has not removed yet"):
+            removed.result(timeout=20)
+    assert [row.host for row in store.read(lambda tx: guests.places(tx, server))] == ["h1"]
+
+
 def test_many_changes_of_aggregates_and_claims_at_the_same_time_come_to_an_end(store: Store) -> None:
     names = [f"h{number}" for number in range(4)]
     for name in names:
