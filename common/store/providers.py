@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
+from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
 from common.store import services
@@ -90,7 +91,11 @@ def create(tx: Connection, name: str, uuid: str | None = None, parent: str | Non
 def _check_free(tx: Connection, name: str, uuid: str) -> None:
     for row in tx.execute(sa.select(providers).where(sa.or_(providers.c.name == name, providers.c.uuid == uuid))):
         what = f"uuid: {uuid}" if row.uuid == uuid else f"name: {name}"
-        raise Refused(f"Conflicting resource provider {what} already exists", DUPLICATE)
+        raise _taken(what)
+
+
+def _taken(what: str) -> Refused:
+    return Refused(f"Conflicting resource provider {what} already exists", DUPLICATE)
 
 
 def _parent(tx: Connection, uuid: str) -> Row[Any]:
@@ -113,7 +118,10 @@ def rename(tx: Connection, row: Row[Any], name: str) -> None:
     if row.host is not None:
         raise errors.Conflict(f"{row.name} is the provider of a host, whose name cannot be changed.")
     _check_free(tx, name, "")
-    tx.execute(sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now()))
+    try:
+        tx.execute(sa.update(providers).where(providers.c.id == row.id).values(name=name, changed_at=now()))
+    except IntegrityError as problem:                          # another writer was first
+        raise _taken(f"name: {name}") from problem
 
 
 def move(tx: Connection, row: Row[Any], parent: str | None, may_leave: bool) -> None:

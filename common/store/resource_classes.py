@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import os_resource_classes
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from common import errors
 from common.store.engine import for_update, insert_ignore, now
@@ -62,10 +63,14 @@ def rename(tx: Connection, name: str, to: str) -> None:
     if name in STANDARD:
         raise errors.BadRequest(f"Cannot update standard resource class {name}")
     show(tx, name, lock=True)
+    exists = errors.Conflict(f"Resource class already exists: {to}")
     if not unknown(tx, [to]):
-        raise errors.Conflict(f"Resource class already exists: {to}")
+        raise exists
     _check_unused(tx, name, "update")
-    tx.execute(sa.update(resource_classes).where(resource_classes.c.name == name).values(name=to))
+    try:
+        tx.execute(sa.update(resource_classes).where(resource_classes.c.name == name).values(name=to))
+    except IntegrityError as problem:                          # another writer was first
+        raise exists from problem
 
 
 def delete(tx: Connection, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -47,6 +48,17 @@ def race(*works: Callable[[], Any]) -> list[Any]:
             return problem
     with ThreadPoolExecutor(len(works)) as pool:
         return list(pool.map(outcome, works))
+
+
+def second_of_two(store: Store, first: Callable[[Connection], Any], second: Callable[[Connection], Any]) -> Any:
+    """What ``second`` gives, which waits for ``first``, whose transaction has not ended when it is begun."""
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            first(tx)
+            outcome = pool.submit(store.write, second)
+            with pytest.raises(NotYet):       # on SQLite to write at all
+                outcome.result(timeout=0.5)
+        return outcome.result(timeout=20)
 
 
 def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> str:
@@ -123,6 +135,25 @@ def test_one_name_is_given_once(store: Store) -> None:
     outcomes = race(*(lambda: make(store, "same") for _ in range(6)))
     assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
     assert {type(outcome) for outcome in outcomes} <= {str, providers.Refused}
+
+
+def test_a_provider_that_is_given_a_name_while_another_gets_it_is_refused_it(store: Store) -> None:
+    one, two = make(store, "one"), make(store, "two")
+
+    def rename(tx: Connection, uuid: str) -> None:
+        providers.rename(tx, providers.lock(tx, uuid), "same")
+    with pytest.raises(providers.Refused, match="name: same already exists"):
+        second_of_two(store, lambda tx: rename(tx, one), lambda tx: rename(tx, two))
+    assert store.read(lambda tx: providers.show(tx, two)).name == "two"
+
+
+def test_a_class_that_is_given_a_name_while_another_gets_it_is_refused_it(store: Store) -> None:
+    for name in ("CUSTOM_X", "CUSTOM_Y"):
+        store.write(lambda tx, name=name: resource_classes.create(tx, name))
+    with pytest.raises(errors.Conflict, match="already exists: CUSTOM_Z"):
+        second_of_two(store, lambda tx: resource_classes.rename(tx, "CUSTOM_X", "CUSTOM_Z"),
+                      lambda tx: resource_classes.rename(tx, "CUSTOM_Y", "CUSTOM_Z"))
+    assert store.read(lambda tx: resource_classes.unknown(tx, ["CUSTOM_X", "CUSTOM_Y", "CUSTOM_Z"])) == ["CUSTOM_X"]
 
 
 def test_a_class_does_not_go_while_it_is_taken(store: Store) -> None:
