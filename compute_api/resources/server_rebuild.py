@@ -6,17 +6,17 @@ Called by ``server_preparing``; the row is changed by the transaction that begin
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import errors, models
-from common.store import keypairs, servers
+from common import errors, models, states
+from common.store import actions, keypairs, servers
 from common.store.servers import loads
 from common.wire import from_wire, to_wire
 from compute_api import passwords
 from compute_api.request import Answer, Request
 from compute_api.resources import server_parts as parts
-from compute_api.resources.server_preparing import Prepared
+from compute_api.resources.server_preparing import Begin, Prepared, refuse_changed
 from compute_api.resources.servers import rebuilt
 from compute_api.validation import truth
 
@@ -54,15 +54,26 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     args: dict[str, Any] = {"preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
     if files:
         args["files"], changes["config_drive"] = files, True
-    if image.ref.id != server.image_id:
-        args["before"] = servers.written(server, changes)
     password = given.get("adminPass") or passwords.new()
 
     def answer() -> Answer:
         row = request.read(servers.show, server.id, request.scope)
         links = request.links.of("servers", server.id)
         return Answer(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
-    return Prepared(args, password, changes, answer)
+    return Prepared(args, password, changes, answer, _begins(server, image.ref.id))
+
+
+def _begins(server: Any, image_id: str) -> Begin:
+    """With another image the action keeps what the row says, for when its host may not have it."""
+    def begin(tx: Any, rows: Sequence[states.Action], server_id: str, *, args: dict[str, Any], changes: dict[str, Any],
+              project_id: str | None, **more: Any) -> str:
+        actions.take_lock(tx, server_id, project_id)
+        row = servers.show(tx, server_id)
+        refuse_changed(row, server)                 # the image service was asked since it was read
+        before = {"before": servers.written(row, changes)} if image_id != row.image_id else {}
+        return actions.begin(tx, rows, server_id, args={**args, **before}, changes=changes, project_id=project_id,
+                             **more)
+    return begin
 
 
 def _key(request: Request, given: dict[str, Any]) -> dict[str, Any]:

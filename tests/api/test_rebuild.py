@@ -74,6 +74,23 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, "for a refused image"
 
 
+def test_what_a_refused_rebuild_gives_back_is_what_the_server_had_when_it_was_begun(cloud: Cloud, server: str) -> None:
+    cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server,
+                                                           meta={"a": "2"}))
+    assert rebuild(cloud, server, metadata={"b": "3"}).status_code == 202
+    action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
+    assert action.args["before"]["meta"] == {"a": "2"}
+
+
+@pytest.mark.parametrize("change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}])
+def test_a_server_that_changed_while_the_image_was_judged_is_looked_at_again(cloud: Cloud, server: str,
+                                                                             change: dict[str, Any]) -> None:
+    cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change))
+    answer = rebuild(cloud, server)
+    assert "try again" in answer.json["conflictingRequest"]["message"]
+    assert cloud.rows(schema.servers)[0].action is None
+
+
 def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) -> None:
     cloud.change(schema.servers, schema.servers.c.id == server, key_name="k", key_data="ssh", description="d",
                  trusted_image_certificates=["c"])
