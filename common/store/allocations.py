@@ -3,7 +3,9 @@
 
 ``claim`` is the one door in and ``release`` the one door out. What a placement must keep is checked in the claim under
 locks: hard server groups first, then providers in ascending order. Usage is always the sum of the rows, never a
-counter. The traits of a host are the scheduler's to look at: they guide placement and guarantee nothing.
+counter. A host that was disabled meanwhile gets nobody who is not forced there: once ``services.set_state`` has
+committed no claim comes after, so that a host which is found empty then stays so. Other traits of a host are the
+scheduler's to look at: they guide placement and guarantee nothing.
 """
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from common import numa
 from common.clock import SECOND
 from common.hardware import Hardware
 from common.models import Cell, Device, Fitting
-from common.store import server_groups, zones
+from common.store import server_groups, services, zones
 from common.store.engine import for_update, insert_many, now
-from common.store.schema import allocations, consumers, guests, hosts, inventories, providers
+from common.store.schema import allocations, consumers, guests, hosts, inventories, provider_traits, providers
 from common.wire import from_wire
 
 
@@ -28,11 +30,12 @@ from common.wire import from_wire
 class Wish:
     """One consumer that wants resources of the first of ``hosts`` that still fits; ``host`` is set then.
 
-    forced: an operator insists on the host, also when builds fail there. zone: where it must be, since the host may
-    have moved to another since it was proposed. group: its server group. hardware: when it asks for particular parts of
-    the host, ``fitting`` says which it got. leaves: the host that the consumer leaves and the migration that holds from
-    now on what it has there; has: what that is, where the consumer may stay and needs only what it wants more. tried:
-    builds failed on the host before this claim. refused: why the last host looked at was not it.
+    forced: an operator insists on the host, also when it is disabled or builds fail there. zone: where it must be,
+    since the host may have moved to another since it was proposed. group: its server group. hardware: when it asks for
+    particular parts of the host, ``fitting`` says which it got. leaves: the host that the consumer leaves and the
+    migration that holds from now on what it has there; has: what that is, where the consumer may stay and needs only
+    what it wants more. tried: builds failed on the host before this claim. refused: why the last host looked at was not
+    it.
     """
 
     consumer: str
@@ -95,6 +98,7 @@ class _Host:
     left_out: bool
     failures: int
     on_trial: bool
+    disabled: bool = False
     rooms: dict[str, _Room] = field(default_factory=dict)
     parts: _Parts | None = None
     zone: str | None = None
@@ -103,6 +107,8 @@ class _Host:
         """Why the wish cannot have this host; "" when it can, with its fitting set."""
         if self.left_out and not wish.forced:
             return "builds fail there"
+        if self.disabled and not wish.forced and not wish.stays(name):
+            return "disabled"
         if wish.zone is not None and wish.zone != self.zone and not wish.forced:
             return f"not in zone {wish.zone}"
         has = wish.has if wish.stays(name) else {}
@@ -213,10 +219,10 @@ def _hosts(tx: Connection, names: Sequence[str], patience: Patience, with_parts:
         bad = 0 < patience.failures <= row.failures
         over = bad and row.at >= (row.failed_at or 0) + patience.pause * SECOND
         locked[row.host] = _Host(row.id, left_out=bad and not over, failures=row.failures, on_trial=over)
-    rooms = _rooms(tx, [host.provider for host in locked.values()])
+    _read_rooms(tx, {host.provider: host for host in locked.values()})
     parts = _parts(tx, names) if with_parts else {}
     for name, host in locked.items():
-        host.rooms, host.parts = rooms[host.provider], parts.get(name)
+        host.parts = parts.get(name)
     return locked
 
 
@@ -256,21 +262,23 @@ def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
         generation=providers.c.generation + 1, changed_at=now()))
 
 
-def _rooms(tx: Connection, provider_ids: list[int]) -> dict[int, dict[str, _Room]]:
-    """What the locked providers have left, by one statement over inventories and sums."""
+def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
+    """What the locked providers have left, and whether they are disabled, by one statement over inventories and sums.
+    It is a later one than the lock: that one may have waited for who disables the host, and seen it as it was."""
     used = (sa.select(allocations.c.provider_id, allocations.c.resource_class,
                       sa.func.sum(allocations.c.used).label("used"))
-            .where(allocations.c.provider_id.in_(provider_ids))
+            .where(allocations.c.provider_id.in_(locked))
             .group_by(allocations.c.provider_id, allocations.c.resource_class).subquery())
-    query = sa.select(inventories, sa.func.coalesce(used.c.used, 0).label("used")).select_from(inventories.outerjoin(
-        used, sa.and_(used.c.provider_id == inventories.c.provider_id,
-                      used.c.resource_class == inventories.c.resource_class)))
-    rooms: dict[int, dict[str, _Room]] = {provider: {} for provider in provider_ids}
-    for row in tx.execute(query.where(inventories.c.provider_id.in_(provider_ids))):
-        capacity = (row.total - row.reserved) * row.allocation_ratio
-        rooms[row.provider_id][row.resource_class] = _Room(capacity - int(row.used), row.min_unit, row.max_unit,
-                                                           row.step_size)
-    return rooms
+    query = sa.select(inventories, sa.func.coalesce(used.c.used, 0).label("used"),
+                      provider_traits.c.trait.label("disabled")).select_from(inventories.outerjoin(used, sa.and_(
+                          used.c.provider_id == inventories.c.provider_id,
+                          used.c.resource_class == inventories.c.resource_class)).outerjoin(
+                              provider_traits, sa.and_(provider_traits.c.provider_id == inventories.c.provider_id,
+                                                       provider_traits.c.trait == services.DISABLED)))
+    for row in tx.execute(query.where(inventories.c.provider_id.in_(locked))):
+        host, capacity = locked[row.provider_id], (row.total - row.reserved) * row.allocation_ratio
+        host.rooms[row.resource_class] = _Room(capacity - int(row.used), row.min_unit, row.max_unit, row.step_size)
+        host.disabled = row.disabled is not None
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:

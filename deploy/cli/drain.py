@@ -49,7 +49,8 @@ def _errand(host: str, cold: bool) -> Errand:
 
 
 def _is_empty(look: Look) -> bool:
-    """No server, no guest that waits there to come back or to be removed, and none on its way there."""
+    """No server, no guest that waits there to come back or to be removed, and none on its way there. None comes after:
+    the host is disabled, and claims heed that."""
     return not (look.servers or look.leaving or look.coming or look.guests)
 
 

@@ -3,7 +3,8 @@
 
 ``load`` makes those of a configuration, once, when the scheduler starts: the table below has Nova's names, installed
 distributions add their own as entry points. ``Filters.checks`` is the one order in which hosts are asked: named hosts,
-failing hosts, the zone, the enabled filters, and then what is promised whatever the operator enables (``placement``).
+failing hosts, the zone, disabled hosts, the enabled filters, and then what is promised whatever the operator enables
+(``placement``).
 """
 from __future__ import annotations
 
@@ -96,6 +97,7 @@ class Filters:
         else:
             yield from placement.failing_hosts(snapshot, self.failures)
             yield from hosts.availability_zone(snapshot, spec)
+            yield from hosts.enabled(snapshot, spec)
             asked = [filter_ for filter_, _ in self.enabled]
         for filter_ in asked:
             yield from filter_(snapshot, spec)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from common import ids
 from common.clock import SECOND
 from common.hardware import CellWish, DeviceWish, Hardware
 from common.models import Cell, Device, Fitting, HostInventory
-from common.store import allocations, doctor, guests, hosts, schema, server_groups, upgrades
+from common.store import allocations, doctor, guests, hosts, schema, server_groups, services, upgrades
 from common.store.allocations import Patience, Wish
 from common.store.engine import Connection, Store, now
 from common.wire import from_wire, to_wire
@@ -211,6 +212,61 @@ def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None
     store.write(lambda tx: allocations.judge(tx, [("h1", 0)]))
     again = wish(["h1"])
     assert (claim(store, again), again.tried) == (["h1"], False)
+
+
+# --- hosts that are disabled ---
+def disable(tx: Connection, host: str, disabled: bool = True) -> None:
+    services.set_state(tx, services.list_all(tx, host)[0].uuid, disabled=disabled)
+
+
+def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Store) -> None:
+    new_host(store, "h1")
+    new_host(store, "h2")
+    stays, late = wish(["h1"]), wish(["h1"])
+    assert claim(store, stays) == ["h1"]
+    store.write(lambda tx: disable(tx, "h1"))
+    assert (claim(store, late), late.refused) == ([None], "disabled")
+    assert claim(store, wish(["h1", "h2"]), wish(["h2"])) == ["h2", "h2"], "the next alternate"
+    assert claim(store, wish(["h1"], forced=True)) == ["h1"]
+    larger = wish(["h1"], stays.consumer, resources={"VCPU": 2, "MEMORY_MB": 64}, leaves=("h1", ids.new()), has=SMALL)
+    store.write(lambda tx: allocations.claim(tx, [larger]))
+    assert larger.host == "h1", "it was there before"
+    store.write(lambda tx: disable(tx, "h1", False))
+    assert claim(store, late) == ["h1"]
+
+
+def test_who_leaves_a_disabled_host_comes_back_to_it(store: Store) -> None:
+    """Only who is new is refused: what a migration holds there for the way back is its server's again."""
+    new_host(store, "h1")
+    new_host(store, "h2")
+    moves, migration = wish(["h1"]), ids.new()
+    assert claim(store, moves) == ["h1"]
+    store.write(lambda tx: disable(tx, "h1"))
+    there = wish(["h2"], moves.consumer, leaves=("h1", migration))
+    store.write(lambda tx: allocations.claim(tx, [there]))
+    assert there.host == "h2"
+    store.write(lambda tx: allocations.hand_back(tx, migration, moves.consumer, "h1"))
+    assert store.read(lambda tx: allocations_of(tx, moves.consumer)) == {"h1", "h2"}
+
+
+def allocations_of(tx: Connection, consumer: str) -> set[str]:
+    return set(tx.scalars(sa.select(schema.providers.c.host).join(
+        schema.allocations, schema.allocations.c.provider_id == schema.providers.c.id).where(
+            schema.allocations.c.consumer_id == consumer)))
+
+
+def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -> None:
+    """Its lock saw the host as it was before."""
+    new_host(store, "h1")
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            disable(tx, "h1")
+            late = wish(["h1"])
+            outcome = pool.submit(claim, store, late)
+            with pytest.raises(NotYet):       # on SQLite it waits to write at all
+                outcome.result(timeout=0.5)
+        assert outcome.result(timeout=20) == [None]
+    assert late.refused == "disabled"
 
 
 # --- everything at once ---

@@ -267,6 +267,26 @@ def test_a_server_that_is_being_built_there_is_waited_for(cloud: Cloud, operator
     assert cloud.show(server).host in ("h2", "h3")
 
 
+def test_what_was_proposed_before_does_not_come_after(cloud: Cloud, operator: Operator) -> None:
+    """The host is empty and said to be; two creates had been offered it before it was disabled, one nothing else."""
+    for name in ("h2", "h3"):
+        cloud.create(flavor=replace(FLAVOR, memory_mb=4096), host=name, forced=True)
+    cloud.settle()
+    fixed, free = cloud.create(host="h1")[0], cloud.create()[0]
+    ended: list[int] = []
+
+    def drained(workflow: str, step: str, point: str) -> None:
+        if (workflow, step, point) == ("create", "place", "proposed") and not ended:
+            ended.append(operator.drain())
+    cloud.engine.fault_point = drained
+    cloud.settle()
+    assert ended == [0] and operator.said[-1] == "host h1 is empty; 0 servers moved"
+    assert cloud.show(free).host in ("h2", "h3") and cloud.show(free).vm_state == states.ACTIVE
+    assert cloud.show(fixed).host is None and cloud.show(fixed).vm_state == states.ERROR
+    assert cloud.show(fixed).fault["message"].endswith("3 hosts: 2 not the requested host, 1 disabled")
+    assert cloud.findings() == []
+
+
 def test_a_host_that_is_none(operator: Operator) -> None:
     for command in (operator.drain, operator.evacuate):
         with pytest.raises(errors.NotFound, match="There is no host h9"):

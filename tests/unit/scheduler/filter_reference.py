@@ -146,7 +146,7 @@ def all_hosts(host: Host, spec: RequestSpec, world: World) -> bool:
 
 
 def compute(host: Host, spec: RequestSpec, world: World) -> bool:
-    return host.served and host.up and not host.disabled and not host.forced_down
+    return host.served and host.up and not host.forced_down
 
 
 def availability_zone(host: Host, spec: RequestSpec, world: World) -> bool:
@@ -327,5 +327,5 @@ def may_take(host: Host, spec: RequestSpec, world: World, enabled: list[str]) ->
         REFERENCE[name](host, spec, world) for name in PROMISED)
     if spec.force_host is not None:
         return promised and host.served and host.up and not host.forced_down
-    return (promised and availability_zone(host, spec, world) and not_failing(host, spec, world)
+    return (promised and availability_zone(host, spec, world) and not_failing(host, spec, world) and not host.disabled
             and all(REFERENCE[name](host, spec, world) for name in enabled))

@@ -70,9 +70,17 @@ def test_each_status_has_its_own_reason(make_columns: MakeColumns) -> None:
 
 def test_filter_that_is_not_enabled_rejects_nobody(make_columns: MakeColumns) -> None:
     hosts = make_columns(1)
-    hosts.disabled[:] = True
+    hosts.up[:] = False
     answer, = select(hosts, [request()], options(enabled_filters=[]))
     assert answer.hosts == ["host0"]
+
+
+def test_a_disabled_host_gets_nobody_whatever_is_enabled(make_columns: MakeColumns) -> None:
+    """A claim would refuse it, and the server ask again for ever."""
+    hosts = make_columns(1)
+    hosts.disabled[:] = True
+    answer, = select(hosts, [request()], options(enabled_filters=[]))
+    assert answer.reason == "1 host: 1 disabled"
 
 
 def test_forced_and_excluded_hosts(make_columns: MakeColumns) -> None:
