@@ -2,7 +2,7 @@
 """Quota: how much a project (and a user in it) may have, and has.
 
 Called by the API. Nothing is counted in advance: whoever adds something counted locks the project's row
-first (``lock``), which puts all such changes of a project in one line, and then adds up what is there.
+first (``lock``; of a key pair, the user's), which puts all such changes in one line, and then adds up what is there.
 A limit is looked for at the user in the project, the project, the class "default" (project '*'), and then in
 the configuration; -1 is no limit.
 """
@@ -56,11 +56,12 @@ class Usage:
         self.ram += ram
 
 
-def lock(tx: Connection, project_id: str) -> None:
-    """Stand in the project's line until the transaction ends; makes the row at a project's first use."""
-    step = sa.update(projects).where(projects.c.id == project_id).values(quota_seq=projects.c.quota_seq + 1)
+def lock(tx: Connection, owner_id: str) -> None:
+    """Stand in the line of a project, or of a user for what is counted over all projects, until the transaction ends;
+    makes the row at its first use."""
+    step = sa.update(projects).where(projects.c.id == owner_id).values(quota_seq=projects.c.quota_seq + 1)
     if not tx.execute(step).rowcount:
-        insert_ignore(tx, projects, {"id": project_id, "quota_seq": 0})
+        insert_ignore(tx, projects, {"id": owner_id, "quota_seq": 0})
         tx.execute(step)
 
 

@@ -61,6 +61,7 @@ def create(request: Request) -> dict[str, Any]:
         printed = keys.fingerprint(kind, public)
 
     def work(tx: Any) -> Any:
+        quotas.lock(tx, user_id)                # a user's key pairs are counted over all projects
         limit = quotas.limits(tx, request.context.project_id, dict(request.services.settings.quota)).of("key_pairs")
         if 0 <= limit <= keypairs.count(tx, user_id):
             raise errors.Forbidden("Quota exceeded, too many key pairs.")

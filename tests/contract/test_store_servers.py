@@ -2,8 +2,10 @@
 """What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group commit."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from common.store import flavors, keypairs, quotas, schema, server_groups, serve
 from common.store.engine import Store
 from common.store.servers import Wanted
 from compute_api.creating import Created, Creation, Creator
+from compute_api.dependencies import Settings
+from tests.api.conftest import Cloud
+from tests.api.test_keypairs import SSH
 
 LIMITS = {"instances": 10, "cores": 20, "ram": 51200, "server_group_members": 10}
 
@@ -120,6 +125,31 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
     for project in "pq":
         usage = store.read(lambda tx, project=project: quotas.usage(tx, project))  # type: ignore[misc]
         assert (usage[""].instances, usage["u"].cores, usage[""].ram) == (10, 10, 640)
+
+
+def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None:
+    """Also when they are made in two projects."""
+    cloud = Cloud(store.url, quota={**Settings().quota, "key_pairs": 1})
+    inserted, go = threading.Event(), threading.Event()
+
+    def hold(_: Any, __: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("INSERT INTO keypairs") and not inserted.is_set():
+            inserted.set()
+            assert go.wait(20)
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", hold)
+
+    def make(name: str, token: str) -> int:
+        body = {"keypair": {"name": name, "type": "ssh", "public_key": SSH, "user_id": "u1"}}
+        return int(cloud.call("POST", "/os-keypairs", body, mv="2.10", token=token).status_code)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(make, "one", "user")
+        assert inserted.wait(20)
+        second = pool.submit(make, "two", "admin")
+        with pytest.raises(NotYet):           # it waits for the user's line; on SQLite to write at all
+            second.result(timeout=0.5)
+        go.set()
+        assert (first.result(timeout=20), second.result(timeout=20)) == (201, 403)
+    cloud.store.close()
 
 
 def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store) -> None:
