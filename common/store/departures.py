@@ -119,12 +119,14 @@ def host_states(tx: Connection, name: str | None = None) -> dict[str, HostState]
                                 bool(row.disabled), row.disabled_reason or "", row.seen_at) for row in found}
 
 
-def host_state(tx: Connection, name: str) -> HostState:
-    """One host.
+def host_state(tx: Connection, name: str, *, locked: bool = False) -> HostState:
+    """One host. ``locked``: what is declared of it stays so until the transaction ends.
 
     Raises:
         NotFound: none has this name.
     """
+    if locked:
+        services.lock(tx, name)
     found = host_states(tx, name).get(name)
     if found is None:
         raise errors.NotFound(f"There is no host {name}; kilonova hosts lists them.")

@@ -112,6 +112,12 @@ def remove(tx: Connection, row: Row[Any]) -> None:
     tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
 
 
+def lock(tx: Connection, host: str) -> None:
+    """What is declared of a host (disabled, forced down, why) is nobody else's to change before the transaction ends;
+    who judges it reads it after this."""
+    tx.execute(for_update(sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)))
+
+
 def fence(tx: Connection, host: str) -> None:
     """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it says hello."""
     tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE).values(
@@ -122,7 +128,7 @@ def fence(tx: Connection, host: str) -> None:
 def returned(tx: Connection, host: str) -> None:
     """A host says hello: that it was fenced proves nothing any more; an admin's own word stands. Whoever fences it just
     now is waited for: a row that does not say so yet would not be found otherwise."""
-    tx.execute(for_update(sa.select(services.c.id).where(services.c.host == host, services.c.binary == COMPUTE)))
+    lock(tx, host)
     tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
                                          services.c.fenced_at.is_not(None)).values(
         forced_down=False, fenced_at=None, updated_at=now()))

@@ -82,7 +82,7 @@ def disable(tx: Connection, host: str) -> str:
     Raises:
         NotFound: there is no such host.
     """
-    state = departures.host_state(tx, host)
+    state = departures.host_state(tx, host, locked=True)
     if state.disabled:
         return f"host {host} is disabled already: {state.reason or 'nobody said why'}"
     services.set_state(tx, state.service, disabled=True, disabled_reason=f"drained by {BY} since {iso(moment(tx))}")
@@ -138,7 +138,7 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
         NotFound: there is no such host.
     """
     def work(tx: Connection) -> Undone:
-        state = departures.host_state(tx, host)
+        state = departures.host_state(tx, host, locked=True)
         found = undo(state)
         if found.changes:
             services.set_state(tx, state.service, **found.changes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 
 import pytest
 import sqlalchemy as sa
@@ -10,9 +12,21 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor, HostInventory, ImageRef
-from common.store import actions, allocations, departures, guests, hosts, migrations, schema, servers, upgrades
+from common.store import (
+    actions,
+    allocations,
+    departures,
+    guests,
+    hosts,
+    migrations,
+    schema,
+    servers,
+    services,
+    upgrades,
+)
 from common.store.engine import Store, now
 from common.wire import to_wire
+from deploy.cli import drain
 
 ADMIN = RequestContext(user_id="", project_id="", roles=("admin",), request_id="req-1")
 FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os_type": "linux"})
@@ -120,3 +134,32 @@ def test_debts_with_what_they_hold(store: Store) -> None:
 
 def test_hosts_that_take_servers_in_while_they_run(store: Store) -> None:
     assert store.read(departures.lively) == {"h1"}
+
+
+# --- what a drain does to the host, and somebody else at the same time ---
+def test_an_admin_who_disables_the_host_first_has_the_say(store: Store) -> None:
+    """The drain waits for the word of the other, and does not write over it."""
+    uuid = store.read(lambda tx: departures.host_state(tx, "h1")).service
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            services.set_state(tx, uuid, disabled=True, disabled_reason="smoke")
+            drained = pool.submit(lambda: store.write(lambda tx: drain.disable(tx, "h1")))
+            with pytest.raises(NotYet):       # on SQLite it waits to write at all
+                drained.result(timeout=0.5)
+        assert drained.result(timeout=20) == "host h1 is disabled already: smoke"
+    assert store.read(lambda tx: departures.host_state(tx, "h1")).reason == "smoke"
+
+
+def test_a_host_that_somebody_takes_out_while_it_is_restored_stays_out(store: Store) -> None:
+    uuid = store.read(lambda tx: departures.host_state(tx, "h1")).service
+    store.write(lambda tx: drain.disable(tx, "h1"))
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as tx:
+            services.set_state(tx, uuid, disabled=True, disabled_reason="smoke")
+            restored = pool.submit(lambda: drain.give_back(store, "h1", said.append))
+            with pytest.raises(NotYet):
+                restored.result(timeout=0.5)
+        assert restored.result(timeout=20) == 1
+    state = store.read(lambda tx: departures.host_state(tx, "h1"))
+    assert (state.disabled, state.reason) == (True, "smoke") and "but because: smoke" in said[0]
