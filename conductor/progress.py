@@ -31,5 +31,4 @@ def write(tx: Connection, phases: Mapping[str, str]) -> None:
         phase = keys[row.id]
         task_state = _TASKS.get(row.workflow, {}).get(phase.split(" ")[0])
         percent = _PERCENT.search(phase)
-        actions.show_progress(tx, row.server_id, row.fence, task_state,
-                              min(100, int(percent.group(1))) if percent else None)
+        actions.show_progress(tx, row, task_state, min(100, int(percent.group(1))) if percent else None)

@@ -214,15 +214,17 @@ def waiting(tx: Connection, action_ids: Iterable[str]) -> list[Row[Any]]:
     return list(tx.execute(query))
 
 
-def show_progress(tx: Connection, server_id: str, fence: int, task_state: str | None, percent: int | None) -> None:
-    """Say how far a server's action is; no change of the server in the sense of ``updated_at``."""
+def show_progress(tx: Connection, action: Row[Any], task_state: str | None, percent: int | None) -> None:
+    """Say how far a server's action is, if it still is at it; no change of the server in the sense of
+    ``updated_at``."""
     values: Values = {}
     if task_state is not None:
         values["task_state"] = task_state
     if percent is not None:
         values["progress"] = percent
     if values:
-        tx.execute(sa.update(servers).where(servers.c.id == server_id, servers.c.fence == fence).values(values))
+        tx.execute(sa.update(servers).where(servers.c.id == action.server_id, servers.c.action == action.id,
+                                            servers.c.fence == action.fence).values(values))
 
 
 def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
