@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import ids, states
+from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
@@ -65,7 +65,10 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
         for server in guests.wanted_running_on(tx, sync.host):
             system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",),
                                     request_id=ids.new_request())
-            actions.begin(tx, row, server.id, context=system)
+            try:
+                actions.begin(tx, row, server.id, context=system)
+            except errors.Problem as problem:       # it is not idle any more: what somebody asked for meanwhile counts
+                log.info("server %s is not started by the boot of %s: %s", server.id, sync.host, problem)
     return session
 
 

@@ -64,7 +64,7 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes; returns how many were
     taken."""
     which: dict[str, Any] = ({"but": OUTSIDE_STEPS} if lane == INSIDE else
-                             {"only": LANES[lane], "lease": actions.LONG_LEASE})
+                             {"only": LANES[lane], "lease": engine.leases.get(lane, actions.LONG_LEASE)})
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for row in rows:
@@ -146,14 +146,18 @@ def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
 
 def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run], lane: str
            ) -> Written:
-    """The transaction of a burst. Runs whose server has moved on, or that another conductor took, drop out."""
+    """The transaction of a burst. Runs whose server has moved on, or that another conductor or another lane took,
+    drop out."""
     servers = actions.lock_servers(tx, (run.server.id for run in planned))
     heads = actions.lock(tx, (run.action.id for run in planned))
     runs, lost = [], []
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
-        if server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
-            runs.append(Run(head, server, {**head.data, **plan.left}, plan.selection, plan.problem))
+        if _where(head) != _where(plan.action):
+            log.warning("action %s has gone on to %s without this burst", head.id, head.step)
+        elif server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
+            runs.append(Run(head, server, {**head.data, **plan.left}, plan.selection, plan.problem,
+                            woken=head.due_at != plan.action.due_at))
         else:
             lost.append(head.id)
     if lost:
@@ -166,6 +170,12 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
     written = flush(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
     return written
+
+
+def _where(action: Row[Any]) -> tuple[Any, ...]:
+    """What a burst must find as it took it: a lease that ran out may have led another one past this step, and another
+    lane of this conductor may hold the action by now."""
+    return action.workflow, action.step, action.phase, action.attempt
 
 
 def is_held(server: Row[Any], action: Row[Any]) -> bool:

@@ -9,7 +9,7 @@ undone by leaving a debt, so an undo never has to reach a host. A Run only colle
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -139,6 +139,7 @@ class Engine:
     resize_confirm_window: int = 0
     may_resize_here: bool = False
     fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
+    leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
 
@@ -167,6 +168,7 @@ class Run:
     problem: StepFailed | None = None
     left: dict[str, Any] = field(default_factory=dict)     # by a call outside, for the transaction
     paused: bool = False
+    woken: bool = False                                    # since it was taken; see ``store.actions.wake``
     head: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -237,10 +239,11 @@ class Run:
         self.problem = StepFailed(text, details, retryable)
 
     def again_in(self, micros: int, **data: Any) -> None:
-        """Leave the step as it is and look again later."""
+        """Leave the step as it is and look again later; at once when something has happened meanwhile."""
         self.paused = True
         self.data.update(data)
-        self.head.update(state="due", due_at=now() + micros, owner=None, lease_until=None, data=self.data)
+        self.head.update(state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None,
+                         data=self.data)
 
     def note(self, step: str, event: str, host: str | None = None, message: str | None = None,
              details: str | None = None) -> None:

@@ -19,7 +19,7 @@ from oslo_config import cfg
 from common import errors, service
 from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
-from common.clock import Clock
+from common.clock import SECOND, Clock
 from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -34,6 +34,7 @@ from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run, one_by_one
 from conductor.sweep import Watch, sweep
+from conductor.workflows.evacuate import FENCING
 
 log = logging.getLogger(__name__)
 SWEEP = 1.0
@@ -240,7 +241,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval,
         resize_confirm_window=conf.conductor.resize_confirm_window,
         may_resize_here=conf.conductor.allow_resize_to_same_host,
-        fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout))
+        fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
+        leases={FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND})
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)

@@ -139,9 +139,9 @@ def forgive(tx: Connection, host: str) -> None:
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:
-    """Idle servers whose guests should run on this host."""
+    """Idle servers whose guests should run on this host, by id; without locks."""
     query = sa.select(servers.c.id, servers.c.project_id).join(guests, guests.c.server_id == servers.c.id)
     return list(tx.execute(query.where(guests.c.host == host, guests.c.wanted == RUNNING, servers.c.action.is_(None),
-                                       servers.c.deleted == 0)))
+                                       servers.c.deleted == 0).order_by(servers.c.id)))
 
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody has read is not true any more when he writes: another commit came between. Nothing comes of it."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import states
+from common.store import actions, guests, services
+from conductor import runner
+from conductor.workflows.evacuate import FENCING
+from tests.workflows.simulator import Cloud
+
+
+@pytest.fixture
+def cloud(cloud: Cloud) -> Cloud:
+    """Its hosts have said hello."""
+    cloud.round()
+    return cloud
+
+
+def first_action(cloud: Cloud, server: str) -> Any:
+    [row] = cloud.store.read(lambda tx: actions.list_for(tx, server))
+    return row
+
+
+def test_progress_of_an_action_that_has_ended_is_not_shown(cloud: Cloud) -> None:
+    """An idle server with a task_state could be stopped by nobody."""
+    [server] = cloud.create()
+    cloud.advance()
+    told = first_action(cloud, server)
+    assert told.state == "waiting"
+    cloud.store.write(lambda tx: actions.show_progress(tx, told, states.BLOCK_DEVICE_MAPPING, 5))
+    assert (cloud.show(server).task_state, cloud.show(server).progress) == (states.BLOCK_DEVICE_MAPPING, 5)
+    cloud.settle()
+    before = cloud.show(server)
+    cloud.store.write(lambda tx: actions.show_progress(tx, told, states.SPAWNING, 50))
+    assert cloud.show(server) == before and before.task_state is None
+    cloud.ask(server, "os-stop")
+    cloud.settle()
+    assert cloud.findings() == []
+
+
+def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhile(cloud: Cloud) -> None:
+    """Somebody stops one of them while the host's hello is taken in: the others run again, and this one is off."""
+    servers = sorted(cloud.create(3, host="h1", forced=True))
+    cloud.settle()
+    taken: list[str] = []
+
+    def looked(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO actions") and not taken:
+            taken.append(servers[1])
+            connection.connection.dbapi_connection.execute(
+                "UPDATE servers SET task_state = 'powering-off', action = 'a-stop' WHERE id = ?", (servers[1],))
+    host = cloud.hosts["h1"]
+    host.power_cut()
+    host.power_on()
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", looked)
+    cloud.sync(host)
+    assert taken and not host.agent.needs_hello()
+    assert [cloud.show(server).task_state for server in servers] == [
+        states.REBOOTING_HARD, "powering-off", states.REBOOTING_HARD]
+
+
+def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -> None:
+    """A conductor proposes a host and sleeps past its lease; another one places the server elsewhere; then another lane
+    of the first one holds the action again."""
+    [server] = cloud.create(networks=[{"network": "n1"}])
+    other = cloud.conductor("c2/1")
+    overtaken: list[Any] = []
+    chosen: list[str] = []
+    select = cloud.select
+
+    def choose(specs: Any, fresh: bool) -> Any:
+        found = select(specs, fresh)
+        chosen.append(found[0].hosts[0])
+        return found
+
+    def sleep(workflow: str, step: str, where: str) -> None:
+        if (step, where) != ("place", "proposed") or overtaken:
+            return
+        cloud.time.pass_by(16)
+        [row] = cloud.store.read(lambda tx: services.list_all(tx, chosen[0], services.COMPUTE))
+        cloud.store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
+        runner.advance(other)
+        overtaken.extend(cloud.store.write(lambda tx: actions.take(
+            tx, cloud.engine.owner, runner.VERSIONS, 64, only=runner.LANES["network"], lease=actions.LONG_LEASE)))
+    cloud.select = choose                           # type: ignore[method-assign]
+    cloud.engine.fault_point = sleep
+    runner.advance(cloud.engine)
+    assert [row.server_id for row in overtaken] == [server]
+    held = cloud.store.read(lambda tx: guests.places(tx, server))
+    assert [row.host for row in held] == [cloud.show(server).host] != chosen[:1]
+    assert first_action(cloud, server).owner == cloud.engine.owner, "the lease is the other lane's"
+    cloud.time.pass_by(61)
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.findings()) == (states.ACTIVE, [])
+
+
+def test_an_event_that_comes_while_the_network_is_asked_is_not_forgotten(cloud: Cloud) -> None:
+    cloud.networks.wires_after = 1000
+    [server] = cloud.create()
+    for _ in range(8):
+        cloud.round()
+    assert first_action(cloud, server).step == "plug"
+
+    def event(workflow: str, step: str, where: str) -> None:
+        if (step, where) == ("plug", "called"):
+            cloud.engine.fault_point = lambda *_: None
+            cloud.store.write(lambda tx: actions.wake(tx, [server], "plug"))
+            for port in cloud.networks.held.values():
+                port["looks"] = 1000
+    cloud.time.pass_by(5)
+    cloud.engine.fault_point = event
+    before = cloud.time.micros
+    cloud.advance()
+    assert cloud.time.micros - before < 1_000_000
+    cloud.round()
+    assert cloud.show(server).vm_state == states.ACTIVE
+
+
+def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
+    """Else two conductors would take the evacuation from each other for ever."""
+    [server] = cloud.create(host="h1", forced=True)
+    cloud.settle()
+    cloud.hosts["h1"].power_cut()
+    cloud.until_down("h1")
+    other, calls = cloud.conductor("c2/1"), []
+
+    def fence(host: str) -> None:
+        calls.append(host)
+        cloud.time.pass_by(100)
+        runner.advance(other, FENCING)
+    for engine in (cloud.engine, other):
+        engine.fence, engine.leases = fence, {FENCING: 180_000_000}
+    cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
+    cloud.settle()
+    assert (calls, cloud.show(server).host, cloud.show(server).vm_state) == (["h1"], "h2", states.ACTIVE)
