@@ -32,6 +32,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "accessIPv4": ("access_ip_v4", lambda value: value),
     "accessIPv6": ("access_ip_v6", lambda value: value),
 }
+#: Columns that no action guards, whatever is being done to the server.
+_UNGUARDED = {"name", "meta", "description", "hostname", "disk_config", "access_ip_v4", "access_ip_v6"}
 
 
 def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
@@ -64,15 +66,17 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
 
 
 def _begins(server: Any, image_id: str) -> Begin:
-    """With another image the action keeps what the row says, for when its host may not have it."""
+    """With another image the action keeps what the row says, for when its host may not have it; and what it writes of
+    what can be changed meanwhile."""
     def begin(tx: Any, rows: Sequence[states.Action], server_id: str, *, args: dict[str, Any], changes: dict[str, Any],
               project_id: str | None, **more: Any) -> str:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)
         refuse_changed(row, server)                 # the image service was asked since it was read
-        before = {"before": servers.written(row, changes)} if image_id != row.image_id else {}
-        return actions.begin(tx, rows, server_id, args={**args, **before}, changes=changes, project_id=project_id,
-                             **more)
+        if image_id != row.image_id:
+            args = {**args, "before": servers.written(row, changes),
+                    "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED}}
+        return actions.begin(tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more)
     return begin
 
 

@@ -69,9 +69,11 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
     moved = {*changed, "image", "fence", "action", "updated_at"}
     assert {name for name in row._fields if getattr(row, name) != getattr(before, name)} == moved
     action = next(action for action in cloud.rows(schema.actions) if action.name == "rebuild")
-    kept = action.args.pop("before")
+    kept, wrote = action.args.pop("before"), action.args.pop("wrote")
     assert action.args == {"was": "active", "preserve_ephemeral": True}
     assert kept == {name: getattr(before, name) for name in {*changed, "image"} - {"task_state"}}, "for a refused image"
+    assert wrote == {name: changed[name] for name in (
+        "name", "meta", "description", "hostname", "access_ip_v4", "access_ip_v6", "disk_config")}
 
 
 def test_what_a_refused_rebuild_gives_back_is_what_the_server_had_when_it_was_begun(cloud: Cloud, server: str) -> None:

@@ -179,8 +179,10 @@ def rebuild(cloud: Cloud, server: str, properties: dict[str, str]) -> None:
     """As the API asks: the row says the new image at once, and the action remembers what it said before."""
     row = cloud.show(server)
     image = {"id": OTHER_IMAGE, "disk_format": "qcow2", "properties": properties}
-    cloud.ask(server, "rebuild", args={"before": {"image_id": row.image_id, "image": row.image, "name": row.name}},
-              changes={"image_id": OTHER_IMAGE, "image": image, "name": "new"})
+    cloud.ask(server, "rebuild", args={
+        "before": {"image_id": row.image_id, "image": row.image, "name": row.name, "meta": row.meta},
+        "wrote": {"name": "new", "meta": {"a": "1"}}},
+              changes={"image_id": OTHER_IMAGE, "image": image, "name": "new", "meta": {"a": "1"}})
     assert cloud.show(server).name == "new"
 
 
@@ -199,6 +201,17 @@ def test_a_rebuild_to_an_image_that_its_host_may_not_have_leaves_the_server_as_i
     assert failed.message.startswith("No valid host was found. 3 hosts: ")
     assert cloud.sent == []
     assert cloud.findings() == []
+
+
+def test_what_was_changed_while_a_rebuild_was_refused_stays(cloud: Cloud) -> None:
+    server = cloud.create()[0]
+    cloud.settle()
+    before = cloud.show(server)
+    rebuild(cloud, server, {"img_hv_type": "hyperv"})
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(meta={"b": "2"})))
+    cloud.settle()
+    after = cloud.show(server)
+    assert (after.task_state, after.image_id, after.name, after.meta) == (None, before.image_id, "s", {"b": "2"})
 
 
 def test_a_rebuild_to_an_image_that_no_host_makes_leaves_the_server_as_it_was(cloud: Cloud) -> None:
