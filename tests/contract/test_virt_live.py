@@ -199,11 +199,10 @@ def test_guest_that_has_not_come_whole_is_nobodys_news(busy: Traveller) -> None:
 
     def moves_memory(told: Mapping[str, int]) -> bool:
         seen.append(busy.there.driver.domains())
-        return told["memory_processed"] > 0
+        return told["memory_processed"] > 0 and len(seen) > 1
     with pytest.raises(VerbFailed, match=ABORTED):
         busy.leaves(run=Steered("abort", when=moves_memory).run, bandwidth=SLOW)
-    assert len(seen) > 1
-    assert seen == [[]] * len(seen)
+    assert len(seen) > 1 and not any(seen)
     busy.stayed()
 
 
