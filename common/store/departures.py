@@ -2,7 +2,9 @@
 """What is on a host, on its way from there, and owed by it: what an operator asks who empties a host.
 
 Read by the operator's commands (``kilonova host ...``), which keep nothing themselves: whatever they know of a drain or
-an evacuation is read here, again in every round. ``begin`` is ``migrations.begin`` for a server that is on this host.
+an evacuation is read here, again in every round. ``look`` and ``debts`` are several statements, and of one moment in a
+``Store.snapshot``: else a move that begins between two of them is in neither. ``begin`` is ``migrations.begin`` for a
+server that is on this host.
 """
 from __future__ import annotations
 
@@ -134,8 +136,7 @@ def host_state(tx: Connection, name: str, *, locked: bool = False) -> HostState:
 
 
 def look(tx: Connection, name: str) -> Look:
-    """One look at a host; five statements whatever is on it. Moves before servers: one that ends meanwhile is seen as
-    open, or its server is.
+    """One look at a host; five statements whatever is on it.
 
     Raises:
         NotFound: there is no host of this name.

@@ -3,8 +3,9 @@
 
 A process makes one ``Store`` after it has forked. ``write`` runs a function in one writing transaction and
 runs the whole of it again when the database says that it lost a deadlock; the function must therefore have
-no effect outside the transaction. ``read`` gives a consistent connection without locks. The clock is one
-SQL expression, ``now()``: a simulator replaces it by passing ``time`` (SQLite only).
+no effect outside the transaction. ``read`` takes no locks, and each of its statements sees what was committed before
+it; in a ``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator replaces it by passing
+``time`` (SQLite only).
 """
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 ATTEMPTS = 8
 #: Deadlock, lock wait time-out, serialization failure, record changed: the whole transaction runs again.
 _RETRY_CODES = {"1213", "1205", "1020", "40001", "40P01", "55P03"}
+#: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
+_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
 class now(sa.sql.functions.FunctionElement[int]):
@@ -100,9 +103,27 @@ class Store:
         raise errors.Unavailable("The database is too busy; try again.")
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` on a connection that takes no locks."""
+        """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may commit.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        return self._look("", work)
+
+    def snapshot(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work(tx)``, which only reads, on one view of the database: whatever others commit meanwhile, it sees
+        all of it or, from its first statement on, nothing.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        return self._look("BEGIN" if self.dialect_name == "sqlite" else _SNAPSHOT, work)
+
+    def _look(self, begin: str, work: Callable[[Connection], T]) -> T:
         try:
             with self.engine.connect() as connection:
+                if begin:
+                    connection.exec_driver_sql(begin)
                 return work(connection)
         except OperationalError as problem:
             raise _translated(problem) from problem

@@ -26,7 +26,7 @@ def debts(options: argparse.Namespace) -> int:
     try:
         if options.host:
             store.read(lambda tx: departures.host_state(tx, options.host))
-        at, found = store.read(lambda tx: (moment(tx), departures.debts(tx, options.host)))
+        at, found = store.snapshot(lambda tx: (moment(tx), departures.debts(tx, options.host)))
     finally:
         store.close()
     print(json.dumps([facts(one, at) for one in found], indent=1) if options.json else table(found, at))

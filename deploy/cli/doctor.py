@@ -2,8 +2,8 @@
 """``kilonova doctor``: the oracle, on a live cloud, read only.
 
 It checks the records (``common.store.doctor``), asks every host that is up what really runs there, and the network
-service what ports servers have. A finding counts when it is there twice, some seconds apart: work that is under way
-may show one half of itself. The tests judge by the same code.
+service what ports servers have. A finding counts when it is there twice, some seconds apart: of work that is under way
+hosts may show more, or less, than the records. The tests judge by the same code.
 """
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ def ask_hosts(store: Store, query: Callable[[str, str, dict[str, object]], dict[
 
 
 def _look(store: Store, domains: Domains, ports: Ports | None) -> set[Finding]:
-    return set(store.read(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx),
-                                      *(() if ports is None else oracle.compare_ports(ports, tx))]))
+    return set(store.snapshot(lambda tx: [*oracle.check(tx), *oracle.compare(domains, tx),
+                                          *(() if ports is None else oracle.compare_ports(ports, tx))]))

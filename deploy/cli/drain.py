@@ -64,7 +64,7 @@ def rehearse(errand: Errand, found: Hands, parallel: int) -> int:
     Raises:
         NotFound: there is no such host. NoAnswer: no scheduler answers.
     """
-    look = found.store.read(lambda tx: departures.look(tx, errand.host))
+    look = found.store.snapshot(lambda tx: departures.look(tx, errand.host))
     lines = look_ahead(errand, found, look.servers)
     going = [line for line in lines if line.way is not None]
     found.say(plan.table(lines) if lines else f"no server is on host {errand.host}")
@@ -151,6 +151,6 @@ def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
         say(f"host {host}: {text}")
     if not found.said and not found.stays:
         say(f"host {host} is up and enabled: nothing to take back")
-    if owed := store.read(lambda tx: departures.debts(tx, host)):
+    if owed := store.snapshot(lambda tx: departures.debts(tx, host)):
         say(f"host {host} has {len(owed)} guests to remove, and does when it is heard: kilonova host debts {host}")
     return 1 if found.stays else 0

@@ -38,7 +38,7 @@ def leave(found: Hands, host: str, *, has_hook: bool, silence: int, dry_run: boo
         NotFound: there is no such host. Conflict: it is not known to be dead, or too many are gone at once.
         NoAnswer: a dry run, and no scheduler answers.
     """
-    look = found.store.read(lambda tx: departures.look(tx, host))
+    look = found.store.snapshot(lambda tx: departures.look(tx, host))
     refused = ("" if insists else too_many(found.store.read(departures.host_states).values(), look.at, silence)
                ) or _ends(look, has_hook)
     errand = _errand(host, has_hook)
@@ -50,7 +50,7 @@ def leave(found: Hands, host: str, *, has_hook: bool, silence: int, dry_run: boo
     if refused:
         raise errors.Conflict(refused)
     status = Moving(errand, found, parallel).run()
-    if owed := found.store.read(lambda tx: departures.look(tx, host)).guests.get(guests.ABSENT):
+    if owed := found.store.snapshot(lambda tx: departures.look(tx, host)).guests.get(guests.ABSENT):
         found.say(f"{owed} guests are still to be removed there when it is back: kilonova host debts {host}")
     return status
 

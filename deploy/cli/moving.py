@@ -115,7 +115,7 @@ class Moving:
             self.hands.sleep(TICK)
 
     def _round(self) -> int | None:
-        look = self.hands.store.read(lambda tx: departures.look(tx, self.errand.host))
+        look = self.hands.store.snapshot(lambda tx: departures.look(tx, self.errand.host))
         under_way = [move for move in look.leaving if self._is_ours(move) or (
             move.kind in self.errand.kinds and move.status in migrations.IN_PROGRESS)]
         self._keep_plan(look.servers)

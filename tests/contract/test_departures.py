@@ -136,6 +136,25 @@ def test_hosts_that_take_servers_in_while_they_run(store: Store) -> None:
     assert store.read(departures.lively) == {"h1"}
 
 
+def test_a_look_is_of_one_moment(store: Store) -> None:
+    """A move that begins between two of its statements, and takes the server away, is seen whole or not at all."""
+    server = new_server(store, "web")
+    seen: list[str] = []
+    moved: list[departures.Move] = []
+
+    def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if "OR migrations.dest_host" in statement and not seen:
+            seen.append(statement)
+            moved.append(begin(store, server))
+            with store.begin() as tx:
+                tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(host="h2"))
+    sa.event.listen(store.engine, "after_cursor_execute", meanwhile)
+    found = store.snapshot(lambda tx: departures.look(tx, "h1"))
+    assert moved and [one.id for one in found.servers] == [server] and found.leaving == []
+    found = store.snapshot(lambda tx: departures.look(tx, "h1"))
+    assert found.servers == [] and found.leaving == moved
+
+
 # --- what a drain does to the host, and somebody else at the same time ---
 def test_an_admin_who_disables_the_host_first_has_the_say(store: Store) -> None:
     """The drain waits for the word of the other, and does not write over it."""

@@ -191,6 +191,29 @@ def test_an_older_conductor_leaves_a_newer_workflow_alone(store: Store) -> None:
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
 
 
+def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(database_url: str) -> None:
+    store, other = Store(database_url, pool=1), Store(database_url)
+    upgrades.upgrade(store)
+
+    def twice(tx: sa.Connection, name: str) -> list[int]:
+        """What is there before somebody else writes, and after."""
+        count = sa.select(sa.func.count()).select_from(schema.projects)
+        before = tx.scalar(count)
+        other.write(lambda there: insert_ignore(there, schema.projects, {"id": name, "quota_seq": 0}))
+        return [int(before or 0), int(tx.scalar(count) or 0)]
+    assert store.snapshot(lambda tx: twice(tx, "a")) == [0, 0]
+    assert store.read(lambda tx: twice(tx, "b")) == [1, 2], "the connection that the snapshot had"
+    assert store.snapshot(lambda tx: twice(tx, "c")) == [2, 2]
+    assert store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": "d", "quota_seq": 0})) is None
+    assert store.snapshot(lambda tx: twice(tx, "e")) == [4, 4]
+    with pytest.raises(ZeroDivisionError):
+        store.snapshot(lambda tx: twice(tx, "f") and 1 // 0)
+    assert store.read(lambda tx: twice(tx, "g")) == [6, 7]
+    assert store.engine.pool.checkedout() == 0     # type: ignore[attr-defined]
+    store.close()
+    other.close()
+
+
 def test_transactions_that_deadlock_run_again(store: Store) -> None:
     for name in ("a", "b"):
         store.write(lambda tx, name=name: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0}))

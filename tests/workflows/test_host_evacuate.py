@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from common import errors, states
 from common.store.engine import Store
@@ -59,6 +61,32 @@ def test_a_host_that_is_known_to_be_dead_is_evacuated(cloud: Cloud, operator: Op
     assert drain.give_back(cloud.store, "h1", operator.said.append) == 0
     assert all(cloud.domains(server) == [cloud.show(server).host] for server in servers)
     assert cloud.findings() == []
+
+
+def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -> None:
+    """It begins, and has its place elsewhere, between two statements of one look: in neither the server would be there,
+    and the host called empty while the other may fail still."""
+    time = Time()
+    cloud = Cloud(Store(f"sqlite:///{tmp_path}/k.db", time=time), time, hosts=3)
+    cloud.round()
+    server = cloud.create(host="h1", forced=True)[0]
+    cloud.settle()
+    cloud.kill("h1")
+    looks: list[str] = []
+
+    def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if "OR migrations.dest_host" in statement and cloud.show(server).host == "h1":
+            looks.append(statement)
+            if len(looks) == 2:             # the first is the command's own, before it begins
+                cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
+                cloud.advance()
+    sa.event.listen(cloud.store.engine, "after_cursor_execute", meanwhile)
+    operator = Operator(cloud)
+    assert operator.evacuate() == 0
+    assert len(looks) == 2 and operator.patience < 600
+    assert (cloud.show(server).vm_state, cloud.show(server).task_state) == (states.ACTIVE, None), "it has ended"
+    assert cloud.findings() == []
+    cloud.store.close()
 
 
 def test_silence_is_no_proof(cloud: Cloud, operator: Operator) -> None:

@@ -4,8 +4,8 @@
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
 something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
 guests have them, which nothing else would tell. What is merely old (debts, stuck work) is in ``ages``.
-Run it when the cloud is busy and it may see one transaction's before and another's after: ``check`` reads
-everything in one snapshot where the database has one, and callers repeat a finding before they believe it.
+Run it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where nothing moves.
+Hosts and network service are asked at another moment: callers repeat a finding of ``compare`` before they believe it.
 """
 from __future__ import annotations
 
