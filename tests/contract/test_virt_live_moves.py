@@ -73,8 +73,7 @@ def test_an_aborted_migration_leaves_the_guest_as_it_was(live: Pair, when: str) 
     spec = live.counting()
     to = prepared(live, spec)
     begun: list[object] = [] if when == "meanwhile" else [True]
-    if isinstance(live.source.driver, MemoryDriver):
-        live.source.driver.script["live_migrate"] = [Slow(60)]
+    live.dawdle()
     run = Run(begun.append, lambda: False, lambda: "abort" if begun else "", begun.append)
     began = time.monotonic()
     with pytest.raises(VerbFailed, match=ABORTED):
@@ -82,6 +81,7 @@ def test_an_aborted_migration_leaves_the_guest_as_it_was(live: Pair, when: str) 
     assert time.monotonic() - began < 20
     assert live.source.state(spec.server) == (RUNNING, 1)
     nothing_came(live, spec)
+    live.source.restart()
     ticked = ticks(live.source, spec.server)
     live.source.driver.live_migrate(spec, prepared(live, spec), live.shared, QUIET)
     live.destination.driver.arrived(spec, QUIET)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common.models import Flavor, GuestSpec
 from compute_agent.virt.driver import Part, Run, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory import MemoryDriver, Slow
 from deploy import libvirtd
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, await_true
 
@@ -50,10 +50,11 @@ class Reader:
 
 
 class Pair:
-    """``shared``: both have their disks on the same storage."""
+    """``shared``: both have their disks on the same storage. ``limits``: of the source's real moves, for its next
+    driver."""
 
-    def __init__(self, source: Rig, destination: Rig, shared: bool) -> None:
-        self.source, self.destination, self.shared = source, destination, shared
+    def __init__(self, source: Rig, destination: Rig, shared: bool, limits: dict[str, int] | None = None) -> None:
+        self.source, self.destination, self.shared, self._limits = source, destination, shared, limits or {}
 
     @property
     def rigs(self) -> tuple[Rig, Rig]:
@@ -61,6 +62,16 @@ class Pair:
 
     def peer(self, server: str, secret: str = SECRET, road: Road = straight) -> Reader:
         return Reader(self.source, server, secret, road)
+
+    def dawdle(self) -> None:
+        """What leaves takes long, until the source's next restart."""
+        if isinstance(self.source.driver, MemoryDriver):
+            self.source.driver.script["live_migrate"] = [Slow(60)]
+        else:
+            before = dict(self._limits)
+            self._limits["bandwidth"] = 2
+            self.source.restart()
+            self._limits.update(before)
 
     # --- a guest that is off ---
     def off_with_canary(self) -> GuestSpec:
@@ -208,12 +219,14 @@ class Machines:
         from compute_agent.virt.libvirt.live import Options
         place = Path(tempfile.mkdtemp(prefix="p", dir=self.folder))
 
+        limits = {"bandwidth": 64}
+
         def rig(name: str, address: str) -> Rig:
-            home = place if shared else place / name[:3]
-            uri, options = libvirtd.uri(self.home(name)), Options("qemu+tcp://%s/system", address, bandwidth=64)
-            return Rig("qemu", home, lambda: LibvirtDriver(uri, home, migration=options), image.read_bytes(), "qcow2")
+            home, uri = place if shared else place / name[:3], libvirtd.uri(self.home(name))
+            return Rig("qemu", home, lambda: LibvirtDriver(uri, home, migration=Options(
+                "qemu+tcp://%s/system", address, **limits)), image.read_bytes(), "qcow2")
         source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
-        return Pair(source, destination, shared)
+        return Pair(source, destination, shared, limits)
 
     def end(self) -> None:
         for name in self.names:

@@ -41,7 +41,7 @@ from compute_agent.virt.libvirt.connection import (
 )
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY, CANCEL_SECONDS, VANISH_SECONDS = 0.2, 4.0, 5.0
+LOOK_EVERY, CANCEL_SECONDS, VANISH_SECONDS, ABORT_SECONDS = 0.2, 4.0, 5.0, 60.0
 GIBIBYTE = 1 << 30
 #: Time is given for at least this many GiB.
 LEAST_GIBIBYTES = 2
@@ -98,6 +98,7 @@ class _Leave:
         self._told: dict[str, Any] = {}
         #: Why it is being aborted, if it is; and whether it was forced to come to its end.
         self._aborted: Exception | None = None
+        self._aborted_at = 0.0
         self._forced = False
 
     def job(self) -> dict[str, Any]:
@@ -209,13 +210,28 @@ class _Leave:
 
     def _abort(self, reason: Exception) -> None:
         """Asked for at each look: libvirt does not hear it in each phase of its job."""
-        self._aborted = self._aborted or reason
-        self._libvirt.on(self._server, "stop moving the guest", lambda domain: domain.abortJob(), OVERTAKEN)
+        if self._aborted is None:
+            self._aborted, self._aborted_at = reason, time.monotonic()
+        self._stop(self._told)
+        if time.monotonic() > self._aborted_at + ABORT_SECONDS:
+            self._aborted_at = time.monotonic()
+            LOG.error("libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
+                      "restart libvirtd, which harms no guest and ends it", self._server)
+
+    def _stop(self, told: dict[str, Any]) -> None:
+        """Not before something travels: of a migration that QEMU only sets up, libvirt 9 misses the end."""
+        if any(_counted(told).values()):
+            self._libvirt.on(self._server, "stop moving the guest", lambda domain: domain.abortJob(), OVERTAKEN)
 
     def _cancel(self, call: jobs.Aside | None) -> None:
         """Within seconds, also when QEMU is too busy to answer libvirt: then the job may still be ending."""
         self._aborted, stop_at = Cancelled(), time.monotonic() + CANCEL_SECONDS
-        abort = jobs.Aside(f"abort-{self._server}", lambda: jobs.abort(self._libvirt, self._server))
+
+        def stop() -> None:
+            while time.monotonic() < stop_at and (told := self.job()):
+                self._stop(told)
+                time.sleep(LOOK_EVERY)
+        abort = jobs.Aside(f"abort-{self._server}", stop)
         while (call or abort).lasts(LOOK_EVERY):
             if time.monotonic() > stop_at:
                 raise Cancelled
