@@ -213,7 +213,7 @@ class Cloud:
         for name in PASSWORDS:
             path = self.secret(name)
             if not path.exists():
-                write_secret(path, secrets.token_urlsafe(24) if name != "broker" else secrets.token_hex(16))
+                write_secret(path, secrets.token_hex(24))    # a "-" in front would be read as an option
         for number, host in enumerate(self.hosts, 1):
             self.state_folder(number).mkdir(mode=0o700, exist_ok=True)
             self.libvirt_folder(number).mkdir(exist_ok=True)

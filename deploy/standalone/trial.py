@@ -150,7 +150,7 @@ class Cloud:
 @contextmanager
 def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
     """A fresh identity service, and image service if asked for, in an empty `folder`."""
-    secret = secrets.token_urlsafe
+    secret = secrets.token_hex
     cloud = Cloud(folder, free_port(), free_port(), secret(12), secret(12))
     cloud.bootstrap()
     with ExitStack() as stack:

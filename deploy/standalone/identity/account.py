@@ -82,7 +82,7 @@ class ApplicationCredentials:
         if not caller.row.project_id:
             raise falcon.HTTPBadRequest(description="An application credential needs a token with a project.")
         lent = _lent(caller, body.get("roles"))
-        secret = body.get("secret") or secrets.token_urlsafe(48)
+        secret = body.get("secret") or secrets.token_hex(32)
         values = {
             "id": uuid.uuid4().hex,
             "name": body["name"],

@@ -72,8 +72,11 @@ def digest(secret: str) -> str:
 
 
 def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
-    """Store a token for `grant` and return its secret; also forgets tokens that have expired."""
-    secret = secrets.token_urlsafe(32)
+    """Store a token for `grant` and return its secret; also forgets tokens that have expired.
+
+    It is hexadecimal, as every secret that people hand to a command: a "-" in front would be read as an option.
+    """
+    secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
     audit_ids = [secrets.token_urlsafe(16)] + ([grant.parent_audit_id] if grant.parent_audit_id else [])
     connection.execute(insert(tokens).values(

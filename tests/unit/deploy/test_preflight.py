@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from string import hexdigits
 
 import pytest
 
@@ -109,6 +110,7 @@ def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> N
     cloud.prepare()
     files = [cloud.config(), cloud.config("h2"), cloud.clouds_yaml, *(tmp_path / "secrets").iterdir()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert all(set(path.read_text()) <= set(hexdigits) for path in (tmp_path / "secrets").iterdir())
     secret = cloud.password("admin")
     cloud.prepare()
     assert cloud.password("admin") == secret

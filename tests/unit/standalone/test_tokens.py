@@ -2,6 +2,7 @@
 """What a token is worth as time goes by, and which roles it carries."""
 
 from datetime import timedelta
+from string import hexdigits
 from typing import Any
 
 import pytest
@@ -55,6 +56,18 @@ def test_an_application_credential_expires(identity: Any) -> None:
         identity.request("GET", "/v3/auth/catalog", token=issued.headers["X-Subject-Token"]).status_code
         == 401
     )
+
+
+def test_secrets_can_be_handed_to_a_command(identity: Any) -> None:
+    """One of 64 urlsafe texts begins with "-", which every command line reads as an option."""
+    first = identity.token()
+    me = identity.request("GET", "/v3/auth/tokens", headers={"X-Subject-Token": first}).json["token"]["user"]["id"]
+    made = identity.request("POST", f"/v3/users/{me}/application_credentials", token=first,
+                            json={"application_credential": {"name": "handed"}})
+    exchange = {"identity": {"methods": ["token"], "token": {"id": first}}, "scope": PROJECT}
+    for secret in (made.json["application_credential"]["secret"], first,
+                   *(identity.authenticate(exchange).headers["X-Subject-Token"] for _ in range(20))):
+        assert len(secret) == 64 and set(secret) <= set(hexdigits)
 
 
 def test_only_services_and_admins_validate_for_others(identity: Any) -> None:
