@@ -30,6 +30,8 @@ __all__ = ["Connection", "Row", "Store", "for_update", "insert_ignore", "insert_
            "update_grouped"]
 T = TypeVar("T")
 ATTEMPTS = 8
+#: What connections begin with. MariaDB's clock is made of local time, which stands still for an hour in autumn.
+GREETINGS = {name: {"init_command": "SET time_zone = '+00:00'"} for name in ("mysql", "mariadb")}
 #: Deadlock, lock wait time-out, serialization failure, record changed: the whole transaction runs again.
 _RETRY_CODES = {"1213", "1205", "1020", "40001", "40P01", "55P03"}
 #: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
@@ -80,7 +82,8 @@ class Store:
         else:
             level = "READ COMMITTED"
             self.engine = sa.create_engine(self.url, isolation_level=level, pool_size=pool, max_overflow=32,
-                                           pool_pre_ping=True, pool_recycle=1800)
+                                           pool_pre_ping=True, pool_recycle=1800,
+                                           connect_args=GREETINGS.get(self.dialect_name, {}))
 
     def close(self) -> None:
         """Close every connection."""
