@@ -40,8 +40,13 @@ def text(cloud: Cloud, host: str, number: int) -> str:
         "console": {"host": cloud.address, "port": cloud.ports.console, "public_url": cloud.console_url},
         "placement": {"host": cloud.address, "port": cloud.ports.placement},
     }
-    return HEAD + "\n".join(f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items())
+    return HEAD + "\n".join(f"[{name}]\n" + "".join(f"{key} = {_literal(value)}\n" for key, value in options.items())
                             for name, options in sections.items())
+
+
+def _literal(value: object) -> str:
+    """oslo.config would put another option's value where a "$" stands, as one may in a URL's password."""
+    return str(value).replace("$", "$$")
 
 
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
