@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, delete, select
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.addresses import chosen, is_from_mac, random_mac, store, subnets_of
+from deploy.standalone.network.addresses import chosen, free_mac, is_from_mac, store, subnets_of
 from deploy.standalone.network.fabric import Change
 
 OWNER = "network:dhcp"
@@ -29,7 +29,7 @@ def serve_dhcp(change: Change, network: Row[Any]) -> None:
         assert port is not None
         change.remove(PORTS, port.id)
         return
-    mac = random_mac() if port is None else port.mac_address
+    mac = free_mac(connection, network.id) if port is None else port.mac_address
     key = port.id if port is not None else change.add(PORTS, {
         "project_id": network.project_id, "network_id": network.id, "mac_address": mac, "device_owner": OWNER,
         "device_id": f"dhcp-{network.id}", "status": "ACTIVE", "port_security_enabled": False})

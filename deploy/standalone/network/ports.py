@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, ColumnElement, Row, Select, delete, func, insert, or_, select, true, type_coerce
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.addresses import chosen, random_mac, store
+from deploy.standalone.network.addresses import chosen, free_mac, has_mac, store
 from deploy.standalone.network.association import let_go
 from deploy.standalone.network.attributes import (
     REQUIRED,
@@ -189,7 +189,7 @@ def add(change: Change, network: Row[Any], body: Body, caller: Caller | None = N
     if own.get("mac_address"):
         _require_free_mac(change, network.id, own["mac_address"])
     else:
-        own["mac_address"] = random_mac()
+        own["mac_address"] = free_mac(change.connection, network.id)
     if groups is None:
         groups = [] if is_service or not secure else [default_group(change, own["project_id"])]
     elif caller is not None:
@@ -239,8 +239,7 @@ def _check_security(secure: bool, groups: list[str], pairs: list[Body]) -> None:
 
 
 def _require_free_mac(change: Change, network_id: str, mac_address: str) -> None:
-    if change.connection.execute(select(PORTS.c.id).where(
-            PORTS.c.network_id == network_id, PORTS.c.mac_address == mac_address)).first() is not None:
+    if has_mac(change.connection, network_id, mac_address):
         raise fault("MacAddressInUse", network=network_id, mac=mac_address)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from deploy.standalone.network.addresses import free_mac
 from tests.unit.standalone.conftest import Network
 
 V6 = {"ipv6_ra_mode": "slaac", "ipv6_address_mode": "slaac"}
@@ -69,6 +70,14 @@ def test_many_at_a_time_get_addresses_of_their_own(network: Network) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: addresses(network.create("port", network_id=net))[0], range(40)))
     assert len(set(made)) == 40
+
+
+def test_a_mac_address_that_another_port_has_is_drawn_again(network: Network) -> None:
+    net, _ = network.wired()
+    held = network.create("port", network_id=net)["mac_address"]
+    drawn = iter([bytes.fromhex(held.replace(":", ""))[3:], b"\x01\x02\x03"])
+    with network.fabric.database.read() as connection:
+        assert free_mac(connection, net, lambda: next(drawn)) == "fa:16:3e:01:02:03"
 
 
 def test_the_addresses_of_a_port_change_and_what_stays_is_kept(network: Network) -> None:
