@@ -129,7 +129,7 @@ class Machine:
         return (self.folder / "log").read_text(errors="replace")
 
     def tag(self) -> str:
-        return hashlib.sha256(str((self.folder / "state").resolve()).encode()).hexdigest()[:4]
+        return hashlib.sha256(str((self.folder / "state").resolve()).encode()).hexdigest()[:6]
 
     def rules(self) -> list[str]:
         """All words of them: sets have no order."""

@@ -149,7 +149,7 @@ def handle(space: str, table: str) -> str:
 
 def test_changes_end_where_the_whole_would(lab: Lab) -> None:
     """A walk through random descriptions, each step as changes; the kernel lists what the whole would give."""
-    chance, space, names = random.Random(4), lab.machines["x2"].space, Names("abcd")
+    chance, space, names = random.Random(4), lab.machines["x2"].space, Names("abcdef")
     kernel, numbers, before = Kernel(Path("/run/netns") / space), {}, None
     for _ in range(12):
         taken = parse(some_description(chance))

@@ -25,7 +25,7 @@ from deploy.standalone.network.host.nft import changes, whole
 NETWORK, PORT, ROUTER, SUBNET = (str(uuid.UUID(int=number << 100)) for number in (1, 2, 3, 4))
 OUTSIDE = str(uuid.UUID(int=5 << 100))
 GROUP = str(uuid.UUID(int=6 << 100))
-NAMES = Names("abcd")
+NAMES = Names("abcdef")
 PLACE = Place(NAMES, ip_address("192.168.5.1"), external_gateway=True)
 
 
@@ -73,7 +73,7 @@ def test_no_device_has_a_name_that_is_too_long(id_: uuid.UUID, vni: int) -> None
     assert max(map(len, [*ours, bridge(text), tap(text)])) <= LONGEST_DEVICE
     assert len({*ours, bridge(text), tap(text)}) == 7
     assert all(map(NAMES.is_ours, ours))
-    assert not any(map(Names("abce").is_ours, [*ours, bridge(text), tap(text)]))
+    assert not any(map(Names("abcdee").is_ours, [*ours, bridge(text), tap(text)]))
 
 
 def test_the_same_folder_has_the_same_names(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_changes_name_only_what_differs() -> None:
     text = changes(before, after)
     assert text is not None
     assert "10.0.0.5" not in text
-    assert 'add element bridge kn_abcd own4 { "tapanother-por" . fa:16:3e:00:00:09 . 10.0.0.9 }' in text
+    assert 'add element bridge kn_abcdef own4 { "tapanother-por" . fa:16:3e:00:00:09 . 10.0.0.9 }' in text
     wide = copy.deepcopy(tree)
     wide["groups"][GROUP]["members"] = ["10.0.0.0/30"]
     assert changes(before, desired(wide).rules) is None

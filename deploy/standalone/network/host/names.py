@@ -40,7 +40,7 @@ class Names:
     @classmethod
     def of(cls, state: Path) -> Names:
         """Those of the host part with this state folder."""
-        return cls(digest(str(state.resolve()), 4))
+        return cls(digest(str(state.resolve()), 6))
 
     @property
     def table(self) -> str:
@@ -71,16 +71,16 @@ class Names:
 
     def dhcp(self, network: str) -> str:
         """The bridge's end of the pair into the network's namespace."""
-        return f"kd{self.tag}{digest(network, 9)}"
+        return f"kd{self.tag}{digest(network, 7)}"
 
     def plug(self, router: str, port: str) -> str:
         """The bridge's end of a pair into a router's namespace."""
-        return f"kr{self.tag}{digest(router + port, 9)}"
+        return f"kr{self.tag}{digest(router + port, 7)}"
 
     def gateway(self, network: str) -> tuple[str, str]:
         """Both ends of the pair by which this machine is the gateway of an external network: bridge's, ours."""
-        return f"kp{self.tag}{digest(network, 9)}", f"kg{self.tag}{digest(network, 9)}"
+        return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
         """Whether a device of the host's namespace was made by us (bridges: see the ledger)."""
-        return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:6] == self.tag
+        return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag
