@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.cloud import Cloud
 from deploy.progress import Failure
-from deploy.servers import answers
+from deploy.servers import answers, is_taken
 from deploy.underlay import complaint
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
@@ -111,7 +111,8 @@ def _routes(external: IPv4Network) -> list[str]:
 
 def _ports(cloud: Cloud) -> None:
     taken = {name: port for name, port in cloud.ports.taken().items()
-             if answers(port) and not (cloud.broker_url and name.startswith("broker"))}
+             if any(is_taken(port, address) for address in ("127.0.0.1", cloud.address))
+             and not (cloud.broker_url and name.startswith("broker"))}
     if taken:
         listed = ", ".join(f"{port} ({name})" for name, port in taken.items())
         raise Failure(f"Other programs listen on ports that are needed: {listed}.",

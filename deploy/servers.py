@@ -7,6 +7,7 @@ Data need not survive: durability is switched off where a test cannot see it.
 """
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -25,14 +26,35 @@ from deploy.progress import Failure, run, wait
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
 STOP = {"postgresql": signal.SIGINT}      # on SIGTERM it would wait for its clients
 KINDS = ("rabbitmq", "postgresql", "mariadb", "libvirt")
+#: Below the ports of outgoing connections, and so far apart that no two clouds have the same part of the underlay.
+STEP, EVERYWHERE = 16, ""
+STARTS = tuple(range(20000, 30000, STEP))
+_given: set[int] = set()        # who chose ports listens there only later
 
 
-def free_ports(count: int, low: int = 20000, high: int = 30000) -> int:
-    """The first of ``count`` ports in a row that nobody listens on now, below the ports of outgoing connections."""
-    for first in range(low + secrets.randbelow((high - low) // 2), high, count):
-        if not any(answers(first + number) for number in range(count)):
-            return first
+def free_ports(count: int) -> int:
+    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody here was given before."""
+    first = secrets.randbelow(len(STARTS))
+    for start in (*STARTS[first:], *STARTS[:first]):
+        if start not in _given and not any(is_taken(start + number, EVERYWHERE) for number in range(count)):
+            _given.add(start)
+            return start
     raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
+
+
+def is_taken(port: int, address: str = "127.0.0.1") -> bool:
+    """Would a program that wants to listen there be refused? An address that is not this machine's is not taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as refusal:
+            if refusal.errno == errno.EADDRNOTAVAIL:
+                return False
+            if refusal.errno == errno.EADDRINUSE:
+                return True
+            raise
+        return False
 
 
 def answers(port: int, address: str = "127.0.0.1") -> bool:

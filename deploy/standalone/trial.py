@@ -8,7 +8,6 @@ the folder. A service that doesn't answer within 30 s raises RuntimeError with t
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deploy.servers import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 30.0
@@ -151,20 +152,13 @@ class Cloud:
 def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
     """A fresh identity service, and image service if asked for, in an empty `folder`."""
     secret = secrets.token_hex
-    cloud = Cloud(folder, free_port(), free_port(), secret(12), secret(12))
+    cloud = Cloud(folder, free_ports(1), free_ports(1), secret(12), secret(12))
     cloud.bootstrap()
     with ExitStack() as stack:
         stack.enter_context(cloud.identity())
         if with_image:
             stack.enter_context(cloud.image())
         yield cloud
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -16,22 +16,17 @@ from common.models import Interface
 from common.store import schema
 from common.wire import to_wire
 from compute_api.metadata_service.asker import signature
+from deploy.servers import free_ports
 from tests.api.conftest import PROJECT, Cloud
 
 SECRET = "a shared secret"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Process:
     """The process and the head of what the proxy sends for its one server."""
 
     def __init__(self, cloud: Cloud, folder: Path) -> None:
-        self.cloud, self.port = cloud, free_port()
+        self.cloud, self.port = cloud, free_ports(1)
         server = cloud.create()
         cloud.rest(server, interfaces=[to_wire(Interface("p", addresses=[{"address": "10.0.0.5", "version": 4}]))])
         self.head = (f"Host: x\r\nX-Instance-ID: {server}\r\nX-Tenant-ID: {PROJECT}\r\nX-Forwarded-For: 10.0.0.5\r\n"

@@ -18,7 +18,7 @@ import pytest
 
 from common.store import schema
 from common.store.engine import Store
-from tests.api.test_metadata_process import free_port
+from deploy.servers import free_ports
 
 FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id": "admin", "X-Roles": "admin"}
 
@@ -26,12 +26,12 @@ FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id"
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Where the process answers; nobody answers for tokens."""
-    store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_port()
+    store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(1)
     schema.metadata.create_all(store.engine)
     store.close()
     (tmp_path / "kilonova.conf").write_text(
         f"[database]\nurl = {store.url}\n[placement]\nport = {port}\n"
-        f"[identity]\nauth_url = http://127.0.0.1:{free_port()}/v3\n")
+        f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n")
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notices.bind(str(tmp_path / "notify"))
     notices.settimeout(30)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standalone image service against the clients it is made for, as a real process behind
-keystonemiddleware.
+"""The standalone image service against the clients it is made for, as a real process behind keystonemiddleware.
 
-python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what they never
-would.
+python-openstackclient and openstacksdk drive it unmodified; `requests` and a bare socket send what they never would.
 """
 
 import dataclasses
@@ -24,7 +22,8 @@ import openstack
 import pytest
 import requests
 
-from deploy.standalone.trial import Cloud, free_port, running
+from deploy.servers import free_ports
+from deploy.standalone.trial import Cloud, running
 
 PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -260,7 +259,8 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
 
 
 def test_without_the_identity_service_a_token_is_not_called_wrong(cloud: Cloud) -> None:
-    alone = dataclasses.replace(cloud, folder=cloud.folder / "alone", image_port=free_port(), identity_port=free_port())
+    alone = dataclasses.replace(cloud, folder=cloud.folder / "alone", image_port=free_ports(1),
+                                identity_port=free_ports(1))
     alone.folder.mkdir()
     with alone.image():
         asked = requests.get(f"{alone.image_url}/v2/images", headers={"X-Auth-Token": "any"}, timeout=20)
@@ -372,7 +372,7 @@ def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
 
 
 def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, owner: Any) -> None:
-    other = dataclasses.replace(cloud, folder=cloud.folder / "killed", image_port=free_port())
+    other = dataclasses.replace(cloud, folder=cloud.folder / "killed", image_port=free_ports(1))
     other.folder.mkdir()
     url, token = f"{other.image_url}/v2/images", owner.session.get_token()
     headers, body = {"X-Auth-Token": token}, {"disk_format": "raw", "container_format": "bare"}

@@ -20,7 +20,8 @@ import openstack
 import pytest
 import requests
 
-from deploy.standalone.trial import Cloud, free_port, running
+from deploy.servers import free_ports
+from deploy.standalone.trial import Cloud, running
 
 
 class Compute:
@@ -99,7 +100,7 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    compute, port = Compute(), free_port()
+    compute, port = Compute(), free_ports(1)
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
     with running(tmp_path_factory.mktemp("standalone"), with_image=False) as cloud:
         cloud.bootstrap(network=f"http://127.0.0.1:{port}")
@@ -340,7 +341,7 @@ def test_events_wait_for_a_compute_service_that_is_away_and_keep_their_order(rig
 
 def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
     """A service of its own, killed while a host waits: revisions go on rising and the host keeps its port."""
-    port, path = free_port(), rig.cloud.folder / "killed"
+    port, path = free_ports(1), rig.cloud.folder / "killed"
     path.mkdir()
     rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
@@ -363,7 +364,7 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
 
 
 def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
-    port, path = free_port(), rig.cloud.folder / "ended"
+    port, path = free_ports(1), rig.cloud.folder / "ended"
     path.mkdir()
     token = rig.admin.session.get_token()
     asked = threading.Thread(target=requests.get, kwargs={       # longer than the service may take to end

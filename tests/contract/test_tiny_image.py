@@ -19,6 +19,7 @@ import pytest
 
 from common.models import Flavor, GuestSpec
 from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives
+from deploy.servers import free_ports
 from tests.contract.virt_rigs import BOOT_SECONDS, await_true
 
 pytestmark = pytest.mark.kvm_or_tcg
@@ -123,12 +124,6 @@ def new_key(folder: Path) -> tuple[Path, str]:
     return private, private.with_suffix(".pub").read_text().strip()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def ssh(port: int, *words: str) -> subprocess.CompletedProcess[str]:
     options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=30"]
     return subprocess.run(["ssh", "-F", "none", *(f"-o{option}" for option in options), "-p", str(port), *words],
@@ -137,7 +132,7 @@ def ssh(port: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
     private, public = new_key(tmp_path)
-    port = free_port()
+    port = free_ports(1)
     guest = start("-netdev", f"user,id=first,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net,netdev=first",
                   *drive(tmp_path, "web-1", public))
     guest.await_word(f"{SAYS}eth0 10.0.2.15/24", f"{SAYS}eth0 fec0:", f"{SAYS}metadata from config drive",

@@ -295,8 +295,8 @@ class Live:
     def in_kernel(self) -> list[str]:
         """What of this cloud's networks there is in the machine's kernel, its own namespace and others."""
         names = {Names.of(self.cloud.network_folder(number)).tag for number in range(len(self.cloud.hosts) + 1)}
-        marks = [self.cloud.underlay.tag, str(self.cloud.underlay.external[1]), *(f"kn-{tag}" for tag in names),
-                 *(f"kn_{tag}" for tag in names)]
+        marks = [self.cloud.underlay.tag, f"{self.cloud.underlay.external[1]}/",
+                 *(f"kn-{tag}" for tag in names), *(f"kn_{tag}" for tag in names)]
         said = "".join(self.run(*command).stdout for command in (
             ("ip", "-o", "address"), ("ip", "netns"), ("nft", "list", "ruleset")))
         return [line for line in said.splitlines() if any(mark in line for mark in marks)]

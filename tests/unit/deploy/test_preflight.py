@@ -11,11 +11,12 @@ from string import hexdigits
 
 import pytest
 
+from common import config
 from deploy import packages, preflight
 from deploy.cloud import Cloud, Ports
 from deploy.commands import down, test, up
 from deploy.progress import Failure, main, run, steps, wait
-from deploy.servers import free_ports
+from deploy.servers import EVERYWHERE, STEP, free_ports, is_taken
 
 
 @pytest.fixture
@@ -103,6 +104,24 @@ def test_broker_that_hosts_in_namespaces_do_not_reach_is_refused(tmp_path: Path)
     for fine in (Cloud(tmp_path, hosts=("h1",), broker_url=url), Cloud(tmp_path, hosts=("h1", "h2")),
                  Cloud(tmp_path, hosts=("h1", "h2"), broker_url=url, networks=False)):
         preflight._reach(fine)
+
+
+def test_ports_are_given_once_and_seen_at_every_address() -> None:
+    given = [free_ports(1) for _ in range(100)]
+    assert len(set(given)) == 100 and all(port % STEP == 0 for port in given)
+    with socket.create_server(("127.0.0.77", given[0])):
+        assert [is_taken(given[0], address) for address in (EVERYWHERE, "127.0.0.77", "127.0.0.1")] == [
+            True, True, False]
+    assert not is_taken(given[0], EVERYWHERE)
+    assert not is_taken(given[0], "192.0.2.1"), "an address that is nobody's here"
+
+
+def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
+    url = "mysql+pymysql://u:p$word$$x${host}@127.0.0.1:1/kilonova"
+    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://a:b$c@127.0.0.1:1/", database_url=url)
+    cloud.prepare()
+    assert config.load(str(cloud.config())).database.url == url
+    assert "transport_url = rabbit://a:b$$c@127.0.0.1:1/" in cloud.config().read_text()
 
 
 def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
