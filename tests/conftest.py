@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for every ring; those of one noun stand beside its tests."""
+"""Fixtures for every ring; those of one noun stand beside its tests. Properties are tried on the same examples each
+time, however slow the machine is; more and new ones: ``--hypothesis-profile=explore``.
+"""
+from hypothesis import HealthCheck, settings
+
 from tests.services import database_url, libvirt_uri, new_database, rabbitmq_url
+
+settings.register_profile("rings", deadline=None, database=None, derandomize=True,
+                          suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("rings"), derandomize=False, max_examples=5000)
+settings.load_profile("rings")
 
 __all__ = ["database_url", "libvirt_uri", "new_database", "rabbitmq_url"]
