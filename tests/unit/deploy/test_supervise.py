@@ -34,9 +34,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def program(folder: Path, name: str, command: list[str]) -> supervise.Program:
+def program(folder: Path, name: str, command: list[str], grace: float = 1) -> supervise.Program:
     return supervise.Program(name, command, str(folder / f"{name}.log"), str(ROOT), {"PATH": os.environ["PATH"]},
-                             grace=1.0)
+                             grace=grace)
 
 
 @pytest.fixture
@@ -99,11 +99,11 @@ def test_those_of_several_hosts_are_ended_together(cloud: Cloud, tmp_path: Path)
                "print('ready', flush=True)\ntime.sleep(600)")
     files = [str(tmp_path / name) for name in ("first", "second")]
     logs = [tmp_path / f"{name}.log" for name in ("agent", "agent-2")]
-    supervise.write(cloud.run, [program(tmp_path, log.stem, [sys.executable, "-c", patient, *order])
+    supervise.write(cloud.run, [program(tmp_path, log.stem, [sys.executable, "-c", patient, *order], grace=10)
                                 for log, order in zip(logs, (files, files[::-1]), strict=True)])
     os.kill(cloud.supervisor() or 0, signal.SIGHUP)
     until(lambda: all(log.exists() and log.read_text() == "ready\n" for log in logs))
-    assert cloud.shut_down(20)
+    assert cloud.shut_down(30)
     assert [log.read_text() for log in logs] == ["ready\nended\n"] * 2
 
 
