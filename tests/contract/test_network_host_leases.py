@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,6 +124,21 @@ def test_leases_go_with_their_ports_however_it_is_killed(rig: Rig, change: str) 
         killed(lambda: rig.ensure(ports), line)
         rig.await_leases(ports, left)
         run("kill", "-0", rig.pid().strip())
+
+
+def test_a_dnsmasq_that_is_slow_to_forget_is_left_alone(rig: Rig) -> None:
+    ports, left, _ = CHANGES["an IPv4 goes"]
+    rig.begin()
+    before = rig.pid()
+    os.kill(int(before), signal.SIGSTOP)
+    goes_on = threading.Timer(2, os.kill, (int(before), signal.SIGCONT))
+    goes_on.start()
+    try:
+        rig.ensure(ports)
+        assert rig.pid() == before
+        rig.await_leases(ports, left)
+    finally:
+        goes_on.join()
 
 
 def killed(act: Callable[[], None], at: int) -> int:

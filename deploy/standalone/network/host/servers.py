@@ -22,7 +22,7 @@ from deploy.standalone.network.host.leases import SERVER_PORT, Lease, moved, rel
 from deploy.standalone.network.host.names import Names
 
 LOG = logging.getLogger("network.host")
-LONGEST_STOP, LONGEST_RELEASE, WRITTEN = 5.0, 1.0, 0.1      # seconds
+LONGEST_STOP, LONGEST_RELEASE, WRITTEN = 5.0, 5.0, 0.1      # seconds
 DEVICE = "dhcp"
 
 
