@@ -25,6 +25,10 @@ from tests.e2e.live import BOOT, SETTLE, Live, Rest, await_true
 
 #: Seconds: what a change of rules or addresses may take to be true on a host; what a silent peer is given.
 SOON, SILENCE = 15, 2
+#: Seconds that a busy guest may be silent, and for how long ssh is tried again that failed before its command began.
+PATIENT, AGAIN = 10, 30
+#: What ssh says when it is in, which is before the command is sent.
+IN = "Authenticated to "
 
 
 @dataclass(frozen=True)
@@ -37,38 +41,55 @@ class Guest:
     floating: str
     user: str = "root"
 
-    def ssh(self, command: str, seconds: float = 30, given: bytes = b"") -> subprocess.CompletedProcess[str]:
-        """Run a command with this on its standard input, whatever becomes of it; 255 is what ssh itself says when it
-        cannot."""
-        line = ["ssh", "-i", str(self.live.home / "ssh" / KEY), *SSH, *QUICK, "-o", "ServerAliveInterval=3",
+    def ssh(self, command: str, seconds: float = 30, given: bytes = b"",
+            patience: int = 3) -> subprocess.CompletedProcess[str]:
+        """Try once to run a command with this on its standard input, whatever becomes of it; 255 is what ssh itself
+        says when it cannot, as it does soon where nobody is expected to answer.
+
+        ``patience``: seconds until the guest must have said who it is; of so many it may later miss three in a row.
+        """
+        line = ["ssh", "-i", str(self.live.home / "ssh" / KEY), "-o", f"ConnectTimeout={patience}",
+                "-o", f"ServerAliveInterval={patience}", "-o", "LogLevel=VERBOSE", *SSH, *QUICK,
                 f"{self.user}@{self.floating}", command]
         try:
             done = subprocess.run(line, input=given, capture_output=True, check=False, timeout=seconds)
         except subprocess.TimeoutExpired as late:
-            return subprocess.CompletedProcess(line, 255, "", f"not within {late.timeout} s")
+            return subprocess.CompletedProcess(line, 255, "", f"{(late.stderr or b'').decode(errors='replace')}"
+                                                              f"not within {late.timeout} s")
         return subprocess.CompletedProcess(line, done.returncode, done.stdout.decode(errors="replace"),
                                            done.stderr.decode(errors="replace"))
 
-    def run(self, command: str, seconds: float = 30, given: bytes = b"") -> str:
+    def insist(self, command: str, seconds: float = 60, given: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """Run a command once, however it ends: ssh tries again only while the guest did not let it in."""
+        last: list[subprocess.CompletedProcess[str]] = []
+
+        def got_in() -> bool:
+            last[:] = [self.ssh(command, seconds, given, PATIENT)]
+            return last[0].returncode != 255 or IN in last[0].stderr
+        await_true(got_in, AGAIN, lambda: f"{self.name}: {command}: {last}", pause=0.5)
+        assert last[0].returncode != 255, f"{self.name}: {command}: {last}"
+        return last[0]
+
+    def run(self, command: str, given: bytes = b"") -> str:
         """What a command that must go well says."""
-        done = self.ssh(command, seconds, given)
+        done = self.insist(command, given=given)
         assert done.returncode == 0, f"{self.name}: {command}: {done.returncode} {done.stdout} {done.stderr}"
         return done.stdout
 
     def does(self, command: str) -> bool:
         """Does it go well? That ssh does not get there is no answer."""
-        done = self.ssh(command)
-        assert done.returncode != 255, f"{self.name}: {command}: {done.stderr}"
-        return done.returncode == 0
+        return self.insist(command).returncode == 0
 
     def reaches(self, address: str, *options: str) -> bool:
         """Does the address answer to one of three pings?"""
         return self.does(f"ping -c 3 -i 0.3 -W {SILENCE} {' '.join(options)} {address} | grep -q ' bytes from '")
 
-    def await_ssh(self, seconds: float = BOOT) -> Guest:
-        """Until the guest lets the key in and says its name."""
-        await_true(lambda: self.ssh("hostname", 10).stdout.strip() == self.name, seconds,
-                   lambda: f"{self.name}: {self.ssh('hostname', 10)}\n"
+    def await_ssh(self, seconds: float = BOOT, patience: int = 3) -> Guest:
+        """Until the guest lets the key in and says its name; each try has so much patience, and some for the login."""
+        def asked() -> subprocess.CompletedProcess[str]:
+            return self.ssh("hostname", 3 * patience + 1, patience=patience)
+        await_true(lambda: asked().stdout.strip() == self.name, seconds,
+                   lambda: f"{self.name}: {asked()}\n"
                            f"{self.live.rest('kilonova-admin').console(self.server)[-2000:]}", pause=0.3)
         return self
 
