@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
@@ -276,10 +277,18 @@ def orphans(live: Live) -> list[str]:
         found += [f"host {number}: device or rule of {device}" for device in sorted(used - devices)]
         folder = Names.of(live.cloud.network_folder(number)).runtime
         for kind in ("hosts", "leases"):
-            written = "".join(path.read_text() for path in folder.glob(f"*.{kind}"))
+            written = "".join(read(path) for path in folder.glob(f"*.{kind}"))
             found += [f"host {number}: {mac} in {kind}" for mac in sorted(set(
                 re.findall(r"\bfa:16:3e(?::[0-9a-f]{2}){3}\b", written)) - macs)]
     return found
+
+
+def read(path: Path) -> str:
+    """A file's text; of one that has just been removed, none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def kernel(live: Live, number: int, *command: str) -> str:
