@@ -14,7 +14,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from common import errors
 from common.models import DomainState
 from common.wire import to_wire
 from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SERIAL, Cancelled, VerbFailed
-from compute_agent.virt.libvirt import live
-from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt import jobs, live
+from compute_agent.virt.libvirt.connection import IS_SAVED, LEAVES, Connection
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 from tests.contract.test_virt_driver import answers, kill_daemon
 from tests.contract.virt_pairs import Machines
@@ -73,6 +73,30 @@ def test_wish_to_abort_leaves_it_where_it_is(busy: Traveller) -> None:
         busy.leaves(run=steered.run, bandwidth=SLOW)
     assert str(failed.value) == ABORTED
     busy.stayed()
+
+
+@pytest.mark.parametrize("when", [lambda told: True, lambda told: told["disk_total"] and not told["disk_remaining"]],
+                         ids=["at once", "once its disk is there"])
+def test_wish_to_abort_is_heard_whenever_it_comes(busy: Traveller, when: Callable[[Mapping[str, int]], bool]) -> None:
+    """Also just when QEMU sets up the journey of its memory."""
+    for _ in range(3):
+        with pytest.raises(VerbFailed, match=ABORTED):
+            busy.leaves(run=Steered("abort", when=lambda told: when(told) or told["memory_processed"] > 0).run,
+                        bandwidth=SLOW)
+        busy.stayed()
+
+
+@pytest.mark.parametrize(("ends", "told"), [
+    (False, {"operation": LEAVES}),
+    (True, {"operation": LEAVES, "disk_total": 9 << 20, "disk_processed": 1 << 20, "disk_remaining": 8 << 20}),
+    (False, {"operation": LEAVES, "disk_total": 9 << 20, "disk_processed": 9 << 20, "disk_remaining": 0}),
+    (True, {"operation": LEAVES, "disk_total": 9 << 20, "disk_processed": 9 << 20, "memory_processed": 1 << 20}),
+    (False, {"operation": IS_SAVED, "memory_processed": 0}),
+    (True, {"operation": IS_SAVED, "memory_processed": 1 << 20}),
+    (True, {"operation": 0}),
+])
+def test_migration_that_is_only_set_up_is_not_told_to_end(ends: bool, told: dict[str, int]) -> None:
+    assert jobs.ends_when_told(told) == ends
 
 
 def test_cancel_leaves_it_where_it_is(busy: Traveller) -> None:

@@ -3,7 +3,7 @@
 
 Called by ``power`` and ``snapshots``. Both tell how far they are, and a cancel ends them within seconds with the guest
 as it was before. A job that an agent which died has left behind is aborted first. ``live`` has its own way with its job
-and takes ``job`` and ``Aside`` from here.
+and takes ``job``, ``stop`` and ``Aside`` from here.
 Must stay true: when a function here has returned or raised, no job of ours runs on the domain; only a libvirtd that
 went away meanwhile (``errors.NoAnswer``) may have left one.
 """
@@ -16,7 +16,9 @@ from typing import Any
 
 from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt.connection import (
+    IS_SAVED,
     LAST_JOB,
+    LEAVES,
     NO_JOB,
     OVERTAKEN,
     SAVE_RUNNING,
@@ -65,11 +67,25 @@ def backup(libvirt: Connection, server: str, run: Run) -> None:
 def abort(libvirt: Connection, server: str) -> None:
     """End the job that runs on the domain, if one does, and wait until it has ended."""
     deadline = time.monotonic() + ABORT_SECONDS
-    while job(libvirt, server):
+    while told := job(libvirt, server):
         if time.monotonic() > deadline:
             raise VerbFailed("The hypervisor is busy with the guest and does not stop; try again.", retryable=True)
-        libvirt.on(server, "stop what it does with the guest", lambda domain: domain.abortJob(), OVERTAKEN)
+        stop(libvirt, server, told)
         time.sleep(LOOK_EVERY)
+
+
+def stop(libvirt: Connection, server: str, told: dict[str, Any]) -> None:
+    """Ask once that the job, which libvirt tells this of, ends; not yet when libvirt would miss its end."""
+    if ends_when_told(told):
+        libvirt.on(server, "stop what it does with the guest", lambda domain: domain.abortJob(), OVERTAKEN)
+
+
+def ends_when_told(told: dict[str, Any]) -> bool:
+    """Of a migration, to a host or into a file, that QEMU only sets up, libvirt 9 misses the end. Before, a disk is
+    being copied, and its figures stay when it has been; then memory travels."""
+    if told.get("operation") not in (LEAVES, IS_SAVED):
+        return True
+    return bool(told.get("memory_processed") or told.get("disk_remaining"))
 
 
 def job(libvirt: Connection, server: str, flags: int = 0) -> dict[str, Any]:

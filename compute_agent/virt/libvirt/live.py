@@ -32,7 +32,6 @@ from compute_agent.virt.libvirt.connection import (
     MOVE_POST_COPY,
     MOVE_UNCHECKED,
     OF_DISKS,
-    OVERTAKEN,
     TO_ADDRESS,
     TO_BE_STORED,
     TO_BECOME,
@@ -212,16 +211,11 @@ class _Leave:
         """Asked for at each look: libvirt does not hear it in each phase of its job."""
         if self._aborted is None:
             self._aborted, self._aborted_at = reason, time.monotonic()
-        self._stop(self._told)
+        jobs.stop(self._libvirt, self._server, self._told)
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
             LOG.error("libvirt does not abort the migration of server %s, which runs on here. If that lasts: systemctl "
                       "restart libvirtd, which harms no guest and ends it", self._server)
-
-    def _stop(self, told: dict[str, Any]) -> None:
-        """Not before something travels: of a migration that QEMU only sets up, libvirt 9 misses the end."""
-        if any(_counted(told).values()):
-            self._libvirt.on(self._server, "stop moving the guest", lambda domain: domain.abortJob(), OVERTAKEN)
 
     def _cancel(self, call: jobs.Aside | None) -> None:
         """Within seconds, also when QEMU is too busy to answer libvirt: then the job may still be ending."""
@@ -229,7 +223,7 @@ class _Leave:
 
         def stop() -> None:
             while time.monotonic() < stop_at and (told := self.job()):
-                self._stop(told)
+                jobs.stop(self._libvirt, self._server, told)
                 time.sleep(LOOK_EVERY)
         abort = jobs.Aside(f"abort-{self._server}", stop)
         while (call or abort).lasts(LOOK_EVERY):
