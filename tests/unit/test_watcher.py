@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher of the e2e ring takes for a proof that two domains of one server ran at the same moment."""
+"""What the watcher of the e2e ring takes for a proof that two domains of one server ran at the same moment, and that it
+says so when it did not look."""
 from __future__ import annotations
 
-from tests.e2e.watcher import MOMENT, Sighting, Sightings
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.watcher import KERNEL, MOMENT, WAYS, Sighting, Sightings, Watcher
 
 
 def story(*sightings: tuple[str, float]) -> list[str]:
@@ -40,3 +47,37 @@ def test_servers_do_not_mix() -> None:
     seen = Sightings("sight")
     assert not any(seen.note(server, Sighting(host, began, began + 0.1))
                    for server, host, began in (("s", "a", 0.0), ("t", "b", 0.2), ("s", "a", 0.4)))
+
+
+class Falters(dict[str, Path]):
+    """Cannot be read the first two times."""
+
+    left = 2
+
+    def items(self) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            raise FileNotFoundError("task")
+        return super().items()
+
+
+def test_a_look_that_fails_is_told_and_others_follow() -> None:
+    watcher = Watcher({}, Falters()).start()
+    try:
+        with pytest.raises(AssertionError, match=f"{KERNEL} failed: FileNotFoundError"), watcher.watching():
+            deadline = time.monotonic() + 10
+            while not watcher.looks[KERNEL]:
+                assert time.monotonic() < deadline, "the first failure was the last look"
+                time.sleep(0.01)
+        assert len(watcher.violations) == 1
+    finally:
+        watcher.stop()
+
+
+def test_one_way_of_looking_does_not_stand_for_the_other() -> None:
+    watcher = Watcher({}, {}).start()
+    try:
+        with pytest.raises(AssertionError, match=f"looked 0 times by {WAYS[0]}"), watcher.watching():
+            time.sleep(1.1)
+    finally:
+        watcher.stop()
