@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -62,10 +63,11 @@ class Transport:
             Problem: the one that the other side raised; its class and text are the same, other attributes are not.
         """
         silence = f"{server or topic} did not answer {method} within {timeout:g} s."
-        if not self._hears(timeout):
+        deadline = time.monotonic() + timeout
+        if not self._hears(timeout) or (left := deadline - time.monotonic()) <= 0:
             raise errors.NoAnswer(silence)
         try:
-            answer = self._client(topic, server, timeout).call({}, method, **arguments)
+            answer = self._client(topic, server, left).call({}, method, **arguments)
         except _LOST as problem:
             raise errors.NoAnswer(silence) from problem
         if isinstance(answer, dict) and "problem" in answer:

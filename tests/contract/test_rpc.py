@@ -2,10 +2,13 @@
 """Messages on a real RabbitMQ: what is lost is known at once or in time, and nobody waits for ever."""
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -149,6 +152,50 @@ def test_with_the_broker_unreachable_calls_end_in_time_casts_at_once_and_it_clos
     assert transport.cast("nobody", "ring") is False
     assert seconds(lambda: transport.cast("nobody", "ring")) < 2
     assert seconds(transport.close) < 5
+
+
+@contextlib.contextmanager
+def late(url: str, seconds: float) -> Iterator[str]:
+    """The broker by another address, where it says nothing before this time is over."""
+    real, ends = urlsplit(url), []  # type: Any, list[socket.socket]
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    def serve() -> None:
+        time.sleep(seconds)
+        with contextlib.suppress(OSError):
+            while True:
+                pair = door.accept()[0], socket.create_connection((real.hostname, real.port))
+                ends.extend(pair)
+                for way in (pair, pair[::-1]):
+                    threading.Thread(target=pump, args=way, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        threading.Thread(target=serve, daemon=True).start()
+        yield real._replace(netloc=f"{real.username}:{real.password}@127.0.0.1:{door.getsockname()[1]}").geturl()
+        for end in (door, *ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_waiting_for_the_broker_is_part_of_a_calls_time(rabbitmq_url: str) -> None:
+    asked, released, network = threading.Event(), threading.Event(), Network()
+
+    def keep_waiting() -> None:
+        asked.set()
+        released.wait(30)
+    server = PrivateTransport(Transport(config.load(), rabbitmq_url), network)
+    server.serve("slow", "s", {"wait": keep_waiting})
+    with late(rabbitmq_url, 3) as url:
+        client = PrivateTransport(Transport(config.load(), url), network)
+        assert seconds(no_answer(lambda: client.call("slow", "wait", timeout=6))) < 8
+        assert asked.is_set(), "the broker was waited for until the end"
+        client.close()
+    released.set()
+    server.close()
 
 
 def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None:
