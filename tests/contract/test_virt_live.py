@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common import errors
-from common.models import DomainState
+from common.models import DomainState, GuestSpec
 from common.wire import to_wire
 from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SERIAL, Cancelled, VerbFailed
 from compute_agent.virt.libvirt import jobs, live
@@ -151,8 +152,8 @@ def test_host_without_certificates_refuses_what_is_to_be_encrypted(busy: Travell
     busy.stayed()
 
 
-def test_migration_outlives_its_agent_and_is_joined_by_the_next(busy: Traveller) -> None:
-    to = busy.prepared()
+def leaves_by_an_agent_that_dies(busy: Traveller, spec: GuestSpec, to: dict[str, Any]) -> None:
+    """It moves as ``spec`` says, slowly, without an agent."""
     script = textwrap.dedent("""
         import json, sys
         from common.models import GuestSpec
@@ -168,16 +169,43 @@ def test_migration_outlives_its_agent_and_is_joined_by_the_next(busy: Traveller)
     with subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdin=subprocess.PIPE, text=True,
                           stdout=subprocess.PIPE) as agent:
         assert agent.stdin and agent.stdout
-        json.dump([busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(busy.spec), to, SLOW], agent.stdin)
+        json.dump([busy.uris[busy.at], str(busy.folders[busy.at]), to_wire(spec), to, SLOW], agent.stdin)
         agent.stdin.close()
         assert agent.stdout.readline() == "moves\n"
         agent.kill()
+
+
+def test_migration_outlives_its_agent_and_is_joined_by_the_next(busy: Traveller) -> None:
+    to = busy.prepared()
+    leaves_by_an_agent_that_dies(busy, busy.spec, to)
     steered = Steered("complete", when=lambda told: told["memory_processed"] > NANO.memory_mb << 20)
     first = [state for state in busy.here.driver.domains() if state.server == busy.server]
     assert [state.power_state for state in first] == [RUNNING]
     busy.leaves(to, steered.run)
     assert steered.told[0]["memory_processed"] > 0, "another migration was begun"
     busy.came()
+
+
+def test_migration_that_was_given_up_is_ended_and_not_joined(busy: Traveller) -> None:
+    busy.prepared()
+    given_up, to, libvirt = busy.spec, busy.prepared(), Connection(busy.uris[busy.at])
+    leaves_by_an_agent_that_dies(busy, given_up, to)
+    assert found_moving(libvirt, busy) == given_up.fence
+    fences: list[int] = []
+
+    def looked(told: Mapping[str, int]) -> bool:
+        fences.append(found_moving(libvirt, busy))
+        return told["memory_processed"] > NANO.memory_mb << 20
+    busy.leaves(to, Steered("complete", when=looked).run, bandwidth=SLOW)
+    assert set(fences) - {0} == {busy.spec.fence}, "the earlier one was joined"
+    busy.came()
+    libvirt.close()
+
+
+def found_moving(libvirt: Connection, busy: Traveller) -> int:
+    """The fence of the migration that is marked on the guest; 0 when it is gone."""
+    found = libvirt.find(busy.server)
+    return found.marks.moving if found else 0
 
 
 def test_answer_that_was_lost_is_given_again(busy: Traveller) -> None:

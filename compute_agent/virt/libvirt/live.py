@@ -40,7 +40,7 @@ from compute_agent.virt.libvirt.connection import (
 )
 
 LOG = logging.getLogger(__name__)
-LOOK_EVERY, CANCEL_SECONDS, VANISH_SECONDS, ABORT_SECONDS = 0.2, 4.0, 5.0, 60.0
+LOOK_EVERY, CANCEL_SECONDS, VANISH_SECONDS, OUTLAST_SECONDS, ABORT_SECONDS = 0.2, 3.0, 5.0, 30.0, 60.0
 GIBIBYTE = 1 << 30
 #: Time is given for at least this many GiB.
 LEAST_GIBIBYTES = 2
@@ -78,11 +78,11 @@ def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], disk: Path
     it is here as before."""
     leave = _Leave(libvirt, spec, to, disk, options, run)
     found = libvirt.find(spec.server)
-    if found is not None and leave.job():
+    if found is not None and found.marks.moving == spec.fence:
         leave.follow(None)
-    elif found is not None and found.marks.moving != spec.fence:
-        leave.check(found)
-        when_bridged(run, lambda: leave.begin(found, describe))
+    elif found is not None and (still := leave.outlast()) is not None:
+        leave.check(still)
+        when_bridged(run, lambda: leave.begin(still, describe))
     leave.settle()
     return leave.figures()
 
@@ -105,6 +105,20 @@ class _Leave:
         told = jobs.job(self._libvirt, self._server)
         return told if told.get("operation") == LEAVES else {}
 
+    def outlast(self) -> Found | None:
+        """The guest, once no earlier migration is under way: one of another fence was given up, and may still be
+        ending. None when it has left with that."""
+        deadline = time.monotonic() + OUTLAST_SECONDS
+        while told := self.job():
+            self._go_on()
+            if time.monotonic() > deadline:
+                raise VerbFailed("An earlier migration of the server is still being ended; try again.", retryable=True,
+                                 details=f"no end within {OUTLAST_SECONDS:.0f} seconds")
+            self._run.phase("ending an earlier migration")
+            jobs.stop(self._libvirt, self._server, told)
+            time.sleep(LOOK_EVERY)
+        return self._libvirt.find(self._server)
+
     def check(self, found: Found) -> None:
         """Whether it can begin."""
         if not found.active:
@@ -113,10 +127,7 @@ class _Leave:
         if not self._to.get("uri"):
             raise VerbFailed("The destination takes no servers in while they run.",
                              details="[migration] live_migration_uri is not set there")
-        if self._run.cancelled():
-            raise Cancelled
-        if self._run.wish() == "abort":
-            raise VerbFailed(ABORTED)
+        self._go_on()
 
     def begin(self, found: Found, describe: Describe) -> None:
         """Start the migration and follow it to its end."""
@@ -186,6 +197,13 @@ class _Leave:
         return {"bytes": int(told.get("memory_processed", 0)) + int(told.get("disk_processed", 0)),
                 "job_seconds": int(told.get("time_elapsed", 0)) / 1000}
 
+    def _go_on(self) -> None:
+        """Raises what ends it before it has begun."""
+        if self._run.cancelled():
+            raise Cancelled
+        if self._run.wish() == "abort":
+            raise VerbFailed(ABORTED)
+
     def _tell(self) -> None:
         if not (told := self.job()):
             return
@@ -218,11 +236,15 @@ class _Leave:
                       "restart libvirtd, which harms no guest and ends it", self._server)
 
     def _cancel(self, call: jobs.Aside | None) -> None:
-        """Within seconds, also when QEMU is too busy to answer libvirt: then the job may still be ending."""
-        self._aborted, stop_at = Cancelled(), time.monotonic() + CANCEL_SECONDS
+        """Within seconds, also when QEMU is too busy to answer libvirt: then the job is still being ended."""
+        self._aborted, now = Cancelled(), time.monotonic()
+        stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
 
         def stop() -> None:
-            while time.monotonic() < stop_at and (told := self.job()):
+            while time.monotonic() < give_up_at and (told := self.job()):
+                found = self._libvirt.find(self._server)
+                if found is None or found.marks.moving != self._spec.fence:
+                    return      # it has ended, and this job is the next one's
                 jobs.stop(self._libvirt, self._server, told)
                 time.sleep(LOOK_EVERY)
         abort = jobs.Aside(f"abort-{self._server}", stop)
