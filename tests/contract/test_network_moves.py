@@ -22,11 +22,12 @@ from falcon.testing import TestClient
 from common.clients.network_bindings import Bindings
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
-from deploy.standalone.network.fabric import Fabric
+from deploy.standalone.network.fabric import Fabric, Settings
 from tests.contract.network_lab import Guest, Lab, Machine, await_true, captured, mac, require_tools, run
 from tests.contract.network_neighbours import Service
 
 FRAMES = Path(__file__).with_name("network_frames.py")
+WAIT_SECONDS = 20      # an answer has waited for its host, however busy this machine is
 WHO = {"X-Identity-Status": "Confirmed", "X-Roles": "service", "X-Project-Id": "p" * 32}
 
 
@@ -34,7 +35,7 @@ class Whole(Service):
     """The standalone network service, and its neighbours played."""
 
     def __init__(self, database: Database) -> None:
-        self.fabric = Fabric(database)
+        self.fabric = Fabric(database, Settings(wait_seconds=WAIT_SECONDS))
         self._app = TestClient(app.build(self.fabric))
         super().__init__()
 

@@ -23,6 +23,9 @@ import requests
 from deploy.servers import free_ports
 from deploy.standalone.trial import Cloud, running
 
+PATIENT = ("--wait-seconds", "20")
+"""An answer has waited for its host, however busy this machine is."""
+
 
 class Compute:
     """A compute service that keeps the events it is told; `status` is what it answers."""
@@ -79,7 +82,7 @@ class Host:
                     seen, self.description = asked.json()["revision"], asked.json()
                     requests.put(self._url, headers=self._headers, timeout=20, json={
                         "revision": seen, "tunnel_address": self._tunnel, "failed": {}}).raise_for_status()
-            except requests.ConnectionError:
+            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
                 self._stopped.wait(0.1)         # the service is being restarted
 
 
@@ -104,7 +107,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     threading.Thread(target=compute.server.serve_forever, daemon=True).start()
     with running(tmp_path_factory.mktemp("standalone"), with_image=False) as cloud:
         cloud.bootstrap(network=f"http://127.0.0.1:{port}")
-        with cloud.network(port, "--compute-url", compute.url, "--dns", "192.0.2.53"):
+        with cloud.network(port, "--compute-url", compute.url, "--dns", "192.0.2.53", *PATIENT):
             yield Rig(cloud, port, compute)
         log = (cloud.folder / "network.log").read_text()
     compute.server.shutdown()
@@ -285,23 +288,27 @@ def test_a_host_that_never_asked_fails_the_binding_at_once(rig: Rig, member: Any
     network, _ = wired(member)
     before = time.monotonic()
     assert bound(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
-    assert time.monotonic() - before < 1.5
+    assert time.monotonic() - before < 10       # half of what it would have waited
 
 
-def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig, member: Any) -> None:
-    network, _ = wired(member)
-    path = f"/kilonova/hosts/slow-{uuid.uuid4().hex[:8]}"
-    revision = rig.call("GET", f"{path}/description").json()["revision"]
-    port = bound(rig, network, path.rpartition("/")[2])
-    assert (port["status"], port["binding:vif_type"]) == ("DOWN", "bridge")
-    told = rig.call("GET", f"{path}/description?seen={revision}&wait=5").json()
-    assert rig.call("PUT", path, json={"revision": revision}).status_code == 204
-    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
-    rig.call("PUT", path, json={"revision": told["revision"], "failed": {port["id"]: "no such device"}})
-    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
-    rig.call("PUT", path, json={"revision": told["revision"], "failed": {}})
-    assert rig.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "ACTIVE"
-    until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
+def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
+    """A service of its own, as patient as operators have it."""
+    folder, path, place = rig.cloud.folder / "slow", "/kilonova/hosts/slow", free_ports(1)
+    folder.mkdir()
+    with rig.cloud.network(place, "--db", str(folder / "network.db"), "--compute-url", rig.compute.url):
+        own = Rig(rig.cloud, place, rig.compute)
+        network = own.call("POST", "/networks", json={"network": {}}).json()["network"]["id"]
+        revision = own.call("GET", f"{path}/description").json()["revision"]
+        port = bound(own, network, "slow")
+        assert (port["status"], port["binding:vif_type"]) == ("DOWN", "bridge")
+        told = own.call("GET", f"{path}/description?seen={revision}&wait=5").json()
+        assert own.call("PUT", path, json={"revision": revision}).status_code == 204
+        assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
+        own.call("PUT", path, json={"revision": told["revision"], "failed": {port["id"]: "no such device"}})
+        assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "DOWN"
+        own.call("PUT", path, json={"revision": told["revision"], "failed": {}})
+        assert own.call("GET", f"/ports/{port['id']}").json()["port"]["status"] == "ACTIVE"
+        until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
 
 
 def test_two_hosts_of_a_network_know_each_other_and_the_members_of_groups(rig: Rig, member: Any) -> None:
@@ -343,7 +350,7 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
     """A service of its own, killed while a host waits: revisions go on rising and the host keeps its port."""
     port, path = free_ports(1), rig.cloud.folder / "killed"
     path.mkdir()
-    rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url)
+    rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
     url = f"http://127.0.0.1:{port}"
     with rig.cloud.network(port, *rows) as process, Host(url, token["X-Auth-Token"], "h", "192.0.2.1") as host:

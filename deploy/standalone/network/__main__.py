@@ -39,13 +39,16 @@ def main() -> None:
                          help="where hosts' DNS asks what it does not know")
     serving.add_argument("--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment")
     serving.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
+    serving.add_argument("--wait-seconds", type=float, default=Settings.wait_seconds, metavar="S",
+                         help="how long the maker of a port waits for its host")
     options = parser.parse_args()
     identity = identity_of(options)
     serve(lambda: guarded(_start(options, identity), identity, OPEN), options, lambda: None)
 
 
 def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
-    settings = Settings(has_hosts=not options.no_hosts, dns=options.dns, first_vni=options.vni_base, mtu=options.mtu)
+    settings = Settings(has_hosts=not options.no_hosts, dns=options.dns, first_vni=options.vni_base, mtu=options.mtu,
+                        wait_seconds=options.wait_seconds)
     fabric = Fabric(Database(options.db, METADATA), settings)
     service = Service(fabric, Compute(identity, options.compute_url))
     service.start()

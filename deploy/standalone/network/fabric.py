@@ -22,9 +22,6 @@ from deploy.standalone.database import Database
 from deploy.standalone.network import schema
 from deploy.standalone.network.hosts import Hosts
 
-WAIT_SECONDS = 2.0
-"""How long the maker of a port waits for its host."""
-
 
 def moment() -> str:
     """The time as the API writes it."""
@@ -39,6 +36,8 @@ class Settings:
     dns: tuple[str, ...] = ()
     first_vni: int = 1
     mtu: int = 1450
+    wait_seconds: float = 2.0
+    """How long the maker of a port waits for its host."""
 
 
 class Fabric:
@@ -66,9 +65,9 @@ class Fabric:
             self.news.set()
 
     def settle(self, change: "Change") -> None:
-        """Wait, at most 2 s, until the hosts have wired what `change` bound to them."""
+        """Wait, but not for long, until the hosts have wired what `change` bound to them."""
         if change.bound:
-            self.hosts.await_acknowledged(change.bound, WAIT_SECONDS)
+            self.hosts.await_acknowledged(change.bound, self.settings.wait_seconds)
 
 
 @dataclass
