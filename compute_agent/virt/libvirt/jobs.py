@@ -55,6 +55,8 @@ def backup(libvirt: Connection, server: str, run: Run) -> None:
             if run.cancelled():
                 raise Cancelled
             time.sleep(LOOK_EVERY)
+        if run.cancelled():     # by one that came since the last look
+            raise Cancelled
     except BaseException:
         abort(libvirt, server)
         raise
