@@ -11,7 +11,7 @@ import pytest
 
 from deploy import lab_hosts
 from deploy.commands import lab
-from deploy.lab_hosts import Facts, Lab
+from deploy.lab_hosts import Facts, Guest, Lab
 from deploy.progress import Failure
 
 FACTS = Facts(3, False, 20000)
@@ -81,3 +81,17 @@ def test_hook_is_a_program_that_takes_a_hosts_name(tmp_path: Path) -> None:
     ran = subprocess.run([made.cloud.fencing_hook, "rack1"], capture_output=True, text=True, check=False)
     assert ran.returncode == 1 and "no host 'rack1'" in ran.stderr and "lab1, lab2, lab3" in ran.stderr
     assert json.loads((tmp_path / "a home/lab.json").read_text())["hosts"] == 3
+
+
+def test_guests_are_all_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question to virsh: a guest that goes on between two questions was neither paused nor running."""
+    folder, asked = tmp_path / "bin", tmp_path / "asked"
+    folder.mkdir()
+    (folder / "virsh").write_text(f"#!/bin/sh\necho \"$*\" >> {asked}\ncase \"$*\" in *domstats*)\n" + "".join(
+        f"printf \"Domain: '{name}'\\n  state.state={state}\\n  state.reason=1\\n\\n\"\n" for name, state in (
+            ("instance-c", 1), ("instance-b", 5), ("instance-a", 3), ("somebody's", 6))) + ";;\nesac\n")
+    (folder / "virsh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    guests = Lab.make(tmp_path / "home", FACTS).guests("lab2")
+    assert guests == [Guest("a", "paused"), Guest("b", "shutoff"), Guest("c", "running"), Guest("somebody's", "other")]
+    assert len(asked.read_text().splitlines()) == 1
