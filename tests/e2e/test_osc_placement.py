@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live import Live
+from tests.e2e.live import SETTLE, Live, await_true
 
 ADMIN, JSON = "kilonova-admin", " -f json"
 
@@ -43,6 +43,11 @@ class Host:
         """Inventories by class."""
         [found] = self.ask("resource provider inventory list {}")
         return {one["resource_class"]: one for one in found}
+
+    def session(self) -> int:
+        """How often its agent has said hello, each time with all that the host has."""
+        [(session,)] = self.live.rows("SELECT session FROM hosts WHERE name = ?", self.name)
+        return int(session)
 
 
 @pytest.fixture
@@ -122,8 +127,9 @@ def test_reserved_by_hand_holds_and_is_given_back(host: Host) -> None:
     host.do(f"resource provider inventory set --amend --resource MEMORY_MB:reserved={total - 64} {{}}")
     assert host.stock()["MEMORY_MB"]["reserved"] == total - 64
     assert host.name not in {one["name"] for one in host.ask("resource provider list --resource MEMORY_MB=128")[0]}
+    before = host.session()
     host.live.cloud.restart("agent")
-    host.live.seed.host()
+    await_true(lambda: host.session() > before, SETTLE, lambda: "the host has not said hello")
     assert host.stock()["MEMORY_MB"]["reserved"] == total - 64, "a report of the host leaves it"
     host.do(f"resource provider inventory class set --total {total} --max_unit {total} {{}} MEMORY_MB")
     assert host.stock()["MEMORY_MB"]["reserved"] != total - 64
