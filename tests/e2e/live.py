@@ -288,8 +288,10 @@ class Live:
         found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.driver == "libvirt" else []
         for table, column in (("guests", "server_id"), ("allocations", "consumer_id"), ("consumers", "id")):
             found += [f"{table} {row}" for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)]
-        folders = (*self.home.glob("state*"), *self.home.glob("libvirt*"), *self.home.glob("instances"))
-        return found + [str(path) for folder in folders for path in folder.rglob("*")
+        roots = (*self.home.glob("state*"), *self.home.glob("libvirt*"), *self.home.glob("instances"))
+        paths = (Path(folder, name) for root in roots
+                 for folder, folders, files in os.walk(root) for name in (*folders, *files))    # some go meanwhile
+        return found + [str(path) for path in paths
                         if server in str(path) and "log" not in path.relative_to(self.home).parts]
 
     def in_kernel(self) -> list[str]:
