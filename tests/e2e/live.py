@@ -267,6 +267,20 @@ class Live:
         finally:
             database.close()
 
+    def is_writable(self) -> bool:
+        """Could somebody write to the database just now?"""
+        database = sqlite3.connect(f"file:{self.home}/data/kilonova.db?mode=rw", uri=True, timeout=0,
+                                   isolation_level=None)
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as problem:
+            if not problem.sqlite_errorname.startswith("SQLITE_BUSY"):
+                raise
+            return False
+        finally:
+            database.close()
+        return True
+
     def images(self) -> dict[str, str]:
         """Name -> status of the private images of the user demo."""
         return {image.name: image.status for image in self.seed.demo.image.images(visibility="private")}

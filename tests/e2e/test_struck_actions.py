@@ -6,9 +6,12 @@ help, and a delete wins over whatever is being done; neither leaves a half-made 
 """
 from __future__ import annotations
 
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -76,16 +79,56 @@ def all_do(rest: Rest, doing: list[tuple[str, tuple[str, str] | None]]) -> None:
         rest.await_status(server, status)
 
 
-def begin(cloud: Live, server: str, action: Struck) -> bool:
-    """Ask for the action on a client of its own, and wait until its host is at work; False when it is done before."""
+def ask(cloud: Live, server: str, action: Struck) -> None:
+    """Ask for the action on a client of its own."""
     reply = cloud.rest().act(server, action.key, action.body(cloud))
     assert reply.status in (200, 202), reply
 
-    def seen() -> str | None:
-        [(state, step)] = cloud.rows("SELECT state, step FROM actions WHERE server_id = ? ORDER BY created_at DESC, "
-                                     "rowid DESC LIMIT 1", server)
-        return state if state == "done" or cloud.doing(server, action.step) else None
-    return bool(await_true(seen, SETTLE, lambda: cloud.rest().server(server), pause=0.005) != "done")
+
+def stage(cloud: Live, server: str, action: Struck) -> str:
+    """Of the action that was asked for: "doing" while its host is at work, "done" after that, "" before."""
+    [(state,)] = cloud.rows("SELECT state FROM actions WHERE server_id = ? ORDER BY created_at DESC, rowid DESC "
+                            "LIMIT 1", server)
+    return "doing" if cloud.doing(server, action.step) else "done" if state == "done" else ""
+
+
+class Still:
+    """The conductor is held (SIGSTOP) while somebody is in the block: hosts work on, and nothing they tell is taken in.
+    It is held outside of its transactions: in one it would let nobody else write."""
+
+    def __init__(self, cloud: Live) -> None:
+        self._cloud, self._lock, self._inside = cloud, threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                await_true(self._hold, 10, lambda: "the conductor is always in a transaction", pause=0.005)
+            self._inside += 1
+
+    def __exit__(self, *failure: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._cloud.cloud.kill("conductor", signal.SIGCONT)
+
+    def _hold(self) -> bool:
+        pid, held = self._cloud.cloud.kill("conductor", signal.SIGSTOP), False
+        try:
+            await_true(lambda: stands_still(pid), 5, lambda: "the conductor goes on", pause=0.001)
+            held = self._cloud.is_writable()
+        finally:
+            if not held:
+                self._cloud.cloud.kill("conductor", signal.SIGCONT)
+        return held
+
+
+def stands_still(pid: int) -> bool:
+    """Are all its threads stopped? One that waits for the disk comes to it later."""
+    try:
+        return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                   for thread in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:                 # one has ended
+        return False
 
 
 def whole_images(cloud: Live) -> list[str]:
@@ -103,12 +146,21 @@ def test_killed_in_the_middle(cloud: Live, guests: list[str], victim: str, turn:
     pairs = list(zip(guests, actions, strict=False))
     snapshots = whole_images(cloud)
     all_do(rest, [(server, action.before) for server, action in pairs])
+    seen: set[str] = set()
+
+    def all_seen() -> bool:
+        seen.update(server for server, action in pairs[:2] if stage(cloud, server, action))
+        return len(seen) == 2
     with ThreadPoolExecutor(len(pairs)) as pool:
-        asked = [pool.submit(begin, cloud, server, action) for server, action in pairs]
+        asked = [pool.submit(ask, cloud, server, action) for server, action in pairs]
         for one in asked[:2]:                                   # those that this turn is about
             one.result()
-        middle = [action.key for server, action in pairs if cloud.doing(server, action.step)]
-        pid = cloud.cloud.kill(victim)
+        await_true(all_seen, SETTLE, rest.servers, pause=0.005)
+        pid = cloud.cloud.kill(victim, signal.SIGSTOP)
+        try:
+            middle = [action.key for server, action in pairs if cloud.doing(server, action.step)]
+        finally:
+            cloud.cloud.kill(victim)
         for one in asked:
             one.result()
     with capsys.disabled():
@@ -126,13 +178,17 @@ def test_killed_in_the_middle(cloud: Live, guests: list[str], victim: str, turn:
 
 
 def test_delete_in_the_middle_wins_and_leaves_nothing(cloud: Live, guests: list[str]) -> None:
-    rest, before = cloud.rest(), whole_images(cloud)
+    rest, still, before = cloud.rest(), Still(cloud), whole_images(cloud)
     pairs = list(zip(guests, DELETED, strict=True))
     all_do(rest, [(server, action.before) for server, action in pairs])
 
     def struck(server: str, action: Struck) -> int:
-        assert begin(cloud, server, action), f"{action.key} was over too soon"
-        return cloud.rest().call("DELETE", f"/servers/{server}").status
+        mine = cloud.rest()
+        ask(cloud, server, action)
+        await_true(lambda: stage(cloud, server, action), SETTLE, lambda: mine.server(server), pause=0.005)
+        with still:
+            assert stage(cloud, server, action) == "doing", f"{action.key} was over too soon"
+            return mine.call("DELETE", f"/servers/{server}").status
     with ThreadPoolExecutor(len(pairs)) as pool:
         assert list(pool.map(struck, *zip(*pairs, strict=True))) == [204] * len(pairs)
     for server in guests:
