@@ -34,6 +34,16 @@ NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1
             "key_pairs": 1000}
 #: Seconds that the cloud "keeping" keeps a deleted server.
 KEPT = 20
+#: Seconds that a test may take that names no other limit: the first and last ones make and remove the clouds, too, and
+#: whatever is awaited has a limit of its own.
+LIMIT = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The limit of this ring's tests."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT))
 
 
 @dataclass(frozen=True)

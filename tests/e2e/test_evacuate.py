@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, PROGRAMS, SETTLE, await_true
@@ -109,6 +111,7 @@ def test_disk_on_shared_storage_is_kept(shared_lab: LiveLab) -> None:
         assert guest.account().run == after.run, "the host that came back has left its files alone"
 
 
+@pytest.mark.timeout(1200)      # the command may take half of it
 def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
     """Four run and go live, one is off and goes cold; nobody's memory is lost, and the host is empty and closed."""
     with ExitStack() as stack:
