@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,15 @@ class First:
 
     live: Live
     said: subprocess.CompletedProcess[str]
+
+
+def clear(rest: Rest, keep: Container[str] = ()) -> None:
+    """The user's servers go, but for these."""
+    doomed = [server["id"] for server in rest.servers() if server["id"] not in keep]
+    for server in doomed:
+        rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
+    for server in doomed:
+        rest.await_gone(server)
 
 
 def new_home() -> Path:
@@ -95,22 +104,67 @@ class Pair:
     far: Guest
     told: dict[str, Any]        # of the near one, by the command that made it
 
+    def outside(self) -> list[Any]:
+        """What a test may change of them and must put right again."""
+        found: list[Any] = []
+        for guest in (self.near, self.far):
+            shown = guest.rest.server(guest.server)
+            found += [guest.name, shown.get("status"), shown.get("OS-EXT-STS:task_state"), sorted(
+                (network, one["addr"]) for network, listed in shown.get("addresses", {}).items() for one in listed)]
+            found += sorted((port.id, port.binding_host_id, sorted(port.security_group_ids))
+                            for port in guest.live.seed.admin.network.ports(device_id=guest.server))
+        return found
+
+    def remove(self) -> None:
+        """Nothing of them stays."""
+        for guest in (self.near, self.far):
+            remove(guest)
+
+
+def made_pair(cloud: Live) -> Pair:
+    """Both, reached."""
+    rest = cloud.rest()
+    before = [server["id"] for server in rest.servers()]
+    try:
+        [told] = cloud.openstack("server create --image tiny --flavor m1.nano --network private --key-name kilonova "
+                                 "--wait near -f json")
+        near = Guest(cloud, told["id"], "near", give_address(cloud, told["id"]))
+        with cloud.only(2):
+            far = make(cloud, "far")
+        return Pair(near.await_ssh(), far.await_ssh(), told)
+    except BaseException:
+        clear(rest, before)
+        raise
+
 
 @pytest.fixture(scope="session")
-def pair(cloud: Live) -> Iterator[Pair]:
-    """Made once; a test that changes them puts them right again. When they are gone, nothing of them is anywhere."""
-    [told] = cloud.openstack("server create --image tiny --flavor m1.nano --network private --key-name kilonova "
-                             "--wait near -f json")
-    near = Guest(cloud, told["id"], "near", give_address(cloud, told["id"]))
-    with cloud.only(2):
-        far = make(cloud, "far")
+def pairs(cloud: Live) -> Iterator[list[Pair]]:
+    """The pair, when there is one. At the end nothing of it is anywhere."""
+    made: list[Pair] = []
+    yield made
+    for one in made:
+        one.remove()
+    await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
+    cloud.judge()
+
+
+@pytest.fixture
+def pair(cloud: Live, pairs: list[Pair]) -> Iterator[Pair]:
+    """Made once; a test that changes them puts them right again. Where it did not, the next one gets a new pair; other
+    servers that it left are deleted."""
+    if not pairs:
+        pairs.append(made_pair(cloud))
+    [found] = pairs
+    rest, before = cloud.rest(), found.outside()
+    there = [server["id"] for server in rest.servers()]
+    yield found
     try:
-        yield Pair(near.await_ssh(), far.await_ssh(), told)
-    finally:
-        for one in (near, far):
-            remove(one)
-        await_true(lambda: orphans(cloud) == [], SOON, lambda: orphans(cloud))
-        cloud.judge()
+        clear(rest, there)
+        await_true(lambda: found.outside() == before, SOON, lambda: f"was {before}, is {found.outside()}")
+    except BaseException:
+        pairs.clear()
+        found.remove()
+        raise
 
 
 @dataclass(frozen=True)
@@ -228,11 +282,7 @@ def keeping() -> Iterator[Live]:
 def demo(cloud: Live) -> Iterator[Rest]:
     """The user demo; what their test leaves is deleted, and the oracle has the last word."""
     rest = cloud.rest()
-    before = {server["id"] for server in rest.servers()}
+    before = [server["id"] for server in rest.servers()]
     yield rest
-    made = [server["id"] for server in rest.servers() if server["id"] not in before]
-    for server in made:
-        rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
-    for server in made:
-        rest.await_gone(server)
+    clear(rest, before)
     cloud.judge()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.connectivity import ADDRESSES, KEY, PUBLIC
-from tests.e2e.conftest import Pair
+from tests.e2e.conftest import Pair, clear
 from tests.e2e.guests import SOON, Guest, door, kernel
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
@@ -142,6 +142,7 @@ def stranger(cloud: Live) -> Iterator[Tenant]:
         connection.network.create_security_group_rule(security_group_id=group.id, direction="ingress",
                                                       ether_type="IPv4", **rule)
     yield made
+    clear(made.rest)
     unfurnish(made)
     connection.compute.delete_keypair(KEY)
     identity.delete_user(user)
@@ -171,8 +172,9 @@ def detach(guest: Guest, network: str) -> None:
 
 
 def test_interfaces_come_and_go_while_the_guest_runs_and_tenants_with_the_same_addresses_are_apart(
-        cloud: Live, pair: Pair, tenant: Tenant, stranger: Tenant) -> None:
-    """One story, for it takes three guests: two of demo with a second interface each, and the stranger's."""
+        cloud: Live, tenant: Tenant, stranger: Tenant, pair: Pair) -> None:
+    """One story, for it takes three guests: two of demo with a second interface each, and the stranger's. The pair is
+    put right first, for the networks go only when nobody is there."""
     server = stranger.rest.create(image=cloud.image(), flavor=cloud.flavor(), name="stranger", key_name=KEY,
                                   networks=[{"uuid": stranger.network, "fixed_ip": "10.77.0.11"}])
     devices = [attach(guest, tenant.network, address)
