@@ -17,7 +17,7 @@ from deploy.cloud import Ports
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
 from tests.e2e.guests import orphans
-from tests.e2e.live import PROGRAMS, Live, await_true
+from tests.e2e.live import PROGRAMS, SETTLE, Live, await_true
 
 SECOND_RUN = 30     # seconds it may take
 
@@ -29,6 +29,16 @@ def elsewhere() -> Iterator[Live]:
     home.rmdir()
     yield Live(home, free_ports(Ports.COUNT))
     assert not home.exists()
+
+
+@pytest.fixture
+def resting(cloud: Live) -> None:
+    """Nothing that a failed test may have left is on its way somewhere."""
+    rest = cloud.rest()
+
+    def moving() -> list[dict[str, Any]]:
+        return [one for one in rest.servers() if one["OS-EXT-STS:task_state"] or one["status"] == "BUILD"]
+    await_true(lambda: moving() == [], SETTLE, moving)
 
 
 def everything(live: Live) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def said_by_guest(live: Live, said: str) -> str:
     return live.run(*line.split(), "hostname", seconds=30).stdout.strip()
 
 
+@pytest.mark.usefixtures("resting")
 def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
     before, began = everything(cloud), time.monotonic()
     done = cloud.up()
@@ -110,6 +121,7 @@ def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:
     assert "nothing runs" in ran.stdout
 
 
+@pytest.mark.usefixtures("resting")
 def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) -> None:
     before = everything(cloud)
     done = cloud.down()
