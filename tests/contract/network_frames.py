@@ -68,7 +68,7 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
 
 
 def announcement(own: bytes) -> bytes:
-    """What QEMU sends, several times, when a guest goes on at another host."""
+    """What QEMU sends when a guest goes on at another host."""
     return ALL + own + b"\x80\x35" + struct.pack("!HHBBH", 1, 0x0800, 6, 4, 3) + (own + b"\0" * 4) * 2 + b"\0" * 18
 
 
@@ -95,6 +95,15 @@ def put(data: bytes) -> None:
         raw.send(data)
 
 
+def announce(own: bytes) -> None:
+    """As often as QEMU: a bridge may not forward yet what is sent right after a link came up."""
+    put(announcement(own))
+    print("announced", flush=True)
+    for pause in (0.05, 0.15, 0.25, 0.35):
+        time.sleep(pause)
+        put(announcement(own))
+
+
 def keep(heard: socket.socket, path: str) -> None:
     with heard, open(path, "ab", buffering=0) as file:
         while data := heard.recv(100):
@@ -113,7 +122,7 @@ def main(words: list[str]) -> None:
         case ["forge", kind, own, victim]:
             put(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
         case ["announce", own]:
-            put(announcement(bytes.fromhex(own.replace(":", ""))))
+            announce(bytes.fromhex(own.replace(":", "")))
         case ["sneak", port, target, source]:
             sneak(int(port), target, source)
         case ["listen", port, path]:
