@@ -326,8 +326,8 @@ def captured(guest: Guest, what: str, folder: Path) -> Iterator[Callable[[], str
     """Yields a function that says what arrived at the guest since, as tcpdump's lines."""
     out = folder / f"{guest.space}.dump"
     with out.open("wb") as file:
-        process = subprocess.Popen(["ip", "netns", "exec", guest.space, "tcpdump", "-l", "-n", "-e", "-p", "-i", "eth0",
-                                    "-Q", "in", *what.split()], stdout=file, stderr=subprocess.PIPE)
+        process = subprocess.Popen(["ip", "netns", "exec", guest.space, "tcpdump", "--immediate-mode", "-l", "-n", "-e",
+                                    "-p", "-i", "eth0", "-Q", "in", *what.split()], stdout=file, stderr=subprocess.PIPE)
     assert process.stderr is not None
     while b"listening on" not in (line := process.stderr.readline()):
         assert line, "tcpdump ended"
