@@ -55,6 +55,19 @@ def await_true(question: Callable[[], object], story: str, seconds: float = 10) 
         time.sleep(0.01)
 
 
+def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
+    """Is one packet answered within these seconds? In 5 of them the kernel asks three times who has the address."""
+    return run("ping", "-c", "1", "-W", wait, *words, address, space=space, check=False).returncode == 0
+
+
+def reaches(space: str, address: str, seconds: float = 10) -> bool:
+    """Is a packet answered in the end? For first ones: a bridge forwards nothing until it knows of a new link."""
+    deadline = time.monotonic() + seconds
+    while not (answered := pings(space, address, "1")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return answered
+
+
 @dataclass
 class Guest:
     """A guest: its port and its namespace."""
@@ -72,22 +85,25 @@ class Guest:
     def run(self, *words: str | Path, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
         return run(*words, space=self.space, check=check, text=text)
 
-    def dhcp(self) -> str:
-        """What it was given, which it now has; "" when nobody answered."""
+    def dhcp(self, tries: int = 8) -> str:
+        """What it was given, which it now has; "" when nobody answered. A try takes a second."""
         script = self.host.folder / "udhcpc.script"
         if not script.exists():
             script.write_text(UDHCPC_SCRIPT)
             script.chmod(0o755)
-        return self.run("busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-f", "-t", "2", "-T", "1", "-A", "0", "-O",
-                        "121", "-O", "mtu", "-O", "hostname", "-s", script, check=False).stdout.strip()
+        return self.run("busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-f", "-t", str(tries), "-T", "1", "-A", "0",
+                        "-O", "121", "-O", "mtu", "-O", "hostname", "-s", script, check=False).stdout.strip()
 
     def take_address(self, gateway: str | None = None) -> None:
         self.run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         if gateway:
             self.run("ip", "route", "add", "default", "via", gateway)
 
-    def pings(self, address: str, wait: str = "0.5") -> bool:
-        return self.run("ping", "-c", "1", "-W", wait, address, check=False).returncode == 0
+    def pings(self, address: str, wait: str = "0.5", *words: str) -> bool:
+        return pings(self.space, address, wait, *words)
+
+    def reaches(self, address: str) -> bool:
+        return reaches(self.space, address)
 
 
 @dataclass

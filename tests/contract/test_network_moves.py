@@ -181,8 +181,8 @@ def test_frames_go_to_the_old_place_before_and_to_the_new_one_after(cloud: Cloud
     assert guest.device in " ".join(m2.rules())
     prepare(guest, m2)
     with captured(guest, "icmp", cloud.lab.folder) as arrived:
-        assert near.pings(guest.address, wait="2")
-        assert far.pings(guest.address, wait="2")
+        assert near.pings(guest.address, wait="5")
+        assert far.pings(guest.address, wait="5")
         await_true(lambda: arrived().count("echo request") == 2, "the old place is reached no more")
     before = cloud.port(guest)
     assert (before["binding:host_id"], before["status"]) == ("m1", "ACTIVE")
@@ -196,8 +196,8 @@ def test_frames_go_to_the_old_place_before_and_to_the_new_one_after(cloud: Cloud
     cloud.client.unbind_at("token", guest.port, "m1")
     await_true(lambda: guest.device not in " ".join(cloud.lab.machines["m1"].rules()), "m1 still knows it")
     for other in (near, far):
-        assert other.pings(guest.address, wait="2")
-        assert guest.pings(other.address, wait="2")
+        assert other.pings(guest.address, wait="5")
+        assert guest.pings(other.address, wait="5")
     assert "ip=" in guest.dhcp()
     assert cloud.port(guest)["status"] == "ACTIVE"
 
