@@ -28,7 +28,7 @@ from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SERIAL, Cancelle
 from compute_agent.virt.libvirt import jobs, live
 from compute_agent.virt.libvirt.connection import IS_SAVED, LEAVES, Connection
 from compute_agent.virt.libvirt.driver import LibvirtDriver
-from tests.contract.test_virt_driver import answers, kill_daemon
+from tests.contract.test_virt_driver import kill_daemon, says
 from tests.contract.virt_pairs import Machines
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, await_true
 from tests.contract.virt_travellers import SLOW, Steered, Traveller
@@ -230,7 +230,7 @@ def test_guest_whose_migration_ended_unseen_is_where_the_destination_says(busy: 
     libvirt.mark(busy.server, moving=busy.spec.fence, resumes=1)
     agent = LibvirtDriver(busy.uris[busy.at], busy.folders[busy.at], patience=1)
     with pytest.raises(errors.NoAnswer, match="It is not known"):
-        agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://10.251.7.99:1/system"}, False, QUIET)
+        agent.live_migrate(busy.spec, {**to, "uri": "qemu+tcp://127.0.0.1:1/system"}, False, QUIET)
     found = libvirt.find(busy.server)
     assert found and found.power_state == PAUSED
     # The test is on no host: it goes to the destination's socket.
@@ -279,7 +279,7 @@ def test_libvirtd_that_dies_meanwhile_leaves_it_where_it_is(busy: Traveller, whi
     with pytest.raises(VerbFailed):
         busy.leaves(run=Steered(when=kill).run, bandwidth=SLOW)
     assert killed
-    await_true(lambda: answers(busy.there) and busy.there.state(busy.server) is None, 20,
+    await_true(lambda: says(busy.there, busy.server) == (None,), 20,
                lambda: "the other host still waits for it")
     busy.stayed()
 
