@@ -84,6 +84,8 @@ def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
         await_true(lambda: counted() > 3, "nothing arrives although the rule allows it")
         lab.groups[web]["rules"] = [rule("egress")]
         lab.tell()
+        await_true(lambda: server.run("ss", "-Htn", "sport = :85").stdout.split()[1:2] == ["0"],
+                   "who listens does not read what had arrived before")
         before = counted()
         run("sleep", "0.5")
         assert counted() <= before + 1
