@@ -37,8 +37,12 @@ done
 [ -n "$(held vda)$(held vdb)" ] ||
     printf canary | dd of=/dev/vda bs={SECTOR} seek={CANARY_AT // SECTOR} conv=notrunc,fsync 2> /dev/null
 """
+#: What a guest does all the time so that QEMU 7 migrates all it writes, emulated (decision 0020): two processes take
+#: turns, and each turn, within milliseconds of the last, empties the TLB.
+IN_TURNS = "for turn in 1 2; do ping -q -i 0.005 127.0.0.1 > /dev/null & done"
 #: User data that counts on the console for as long as the guest goes on.
-TICKS = """#!/bin/sh
+TICKS = f"""#!/bin/sh
+{IN_TURNS}
 (n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
 """
 #: User data that says which interfaces there are, in their order, whenever that changes.

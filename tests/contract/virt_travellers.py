@@ -23,7 +23,7 @@ from compute_agent.virt.libvirt.images import MEBIBYTE
 from compute_agent.virt.libvirt.live import Options
 from deploy import libvirtd
 from tests.contract.virt_pairs import Machines, ticks
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, await_true
 
 #: What the guest writes on its disk: where, and how much.
 WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20
@@ -34,6 +34,7 @@ tr '\\0' c < /dev/zero |
 mount -t tmpfs none /mnt
 dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
 (n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+{IN_TURNS}
 (while usleep 30000; do dd if=/mnt/from of=/mnt/to bs=1M conv=notrunc 2> /dev/null; done) &
 """
 #: MiB a second: a busy guest is not moved at this rate, however long it takes.
