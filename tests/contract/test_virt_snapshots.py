@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of a server's disk, and the agent in its guest that stills the file systems, on the same hypervisors.
+
+A canary on the guest's disk tells whether a copy is one.
+"""
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common import errors
+from common.models import ImageRef
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.memory import MemoryDriver
+from deploy import libvirtd
+from tests.contract.virt_rigs import (
+    AGENT,
+    BOOT_SECONDS,
+    QUIET,
+    Rig,
+    await_true,
+    holds_canary,
+)
+
+
+def taken(rig: Rig, server: str, run: Run = QUIET) -> bytes:
+    chunks: list[bytes] = []
+    assert rig.driver.snapshot(server, 9, chunks.extend, run) == sum(map(len, chunks))
+    assert max(map(len, chunks)) <= 1 << 20
+    assert not [path for path in rig.files(server) if "snapshot" in path.name]
+    return b"".join(chunks)
+
+
+def shows_canary(rig: Rig, content: bytes, folder: Path) -> bool:
+    (folder / "copy").write_bytes(content)
+    return b"canary" in content if rig.kind == "memory" else holds_canary(folder / "copy", "" if rig.real else "99")
+
+
+def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: Path) -> None:
+    spec = rig.boot_with_canary()
+    phases: list[str] = []
+    if rig.kind == "test":
+        with pytest.raises(VerbFailed, match="could not copy the guest's disk"):
+            taken(rig, spec.server)
+    else:
+        content = taken(rig, spec.server, Run(phases.append, lambda: False))
+        assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
+        assert rig.state(spec.server) == (RUNNING, 1)
+        image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
+        copy = replace(rig.spec(), image=image, user_data=spec.user_data)
+        rig.driver.ensure_guest(copy, lambda name: iter([content]), QUIET)
+        assert rig.has_canary(copy.server, 1)
+    snapshots_of_one_that_does_not_run(rig, spec.server, tmp_path)
+
+
+def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> None:
+    rig.driver.ensure_paused(server, 2, QUIET)
+    if rig.kind != "test":
+        assert shows_canary(rig, taken(rig, server), folder)
+    assert rig.state(server) == (PAUSED, 2)
+    rig.driver.ensure_suspended(server, 3, QUIET)
+    assert shows_canary(rig, taken(rig, server), folder)
+    rig.driver.ensure_stopped(server, 4, 0, QUIET)
+    assert shows_canary(rig, taken(rig, server), folder)
+    assert rig.state(server) == (SHUTDOWN, 4)
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_copy_that_an_agent_that_died_had_begun_is_made_anew(rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt.connection import Connection
+    from compute_agent.virt.libvirt.snapshots import backup_xml
+    spec = rig.boot()
+    order = backup_xml("vda", rig.folder / "instances" / spec.server / "snapshot.part")
+    dead = Connection(libvirtd.uri(private_libvirtd))
+    dead.on(spec.server, "copy the disk", lambda domain: domain.backupBegin(order, None, 0))
+    dead.close()
+    assert len(taken(rig, spec.server)) > len(rig.content) // 2
+
+
+@pytest.mark.parametrize("at", ["copying disk", "uploading"])
+def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) -> None:
+    spec = rig.boot()
+    if rig.kind == "test":
+        rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+    phases: list[str] = []
+    seen = 0
+
+    def cancelled() -> bool:
+        nonlocal seen
+        seen += bool(phases) and phases[-1].startswith(at)
+        return seen > (1 if at == "copying disk" and rig.real else 0)
+
+    chunks: list[bytes] = []
+    began = time.monotonic()
+    if rig.kind != "memory" or at == "copying disk":
+        with pytest.raises(Cancelled):
+            rig.driver.snapshot(spec.server, 2, chunks.extend, Run(phases.append, cancelled))
+    assert time.monotonic() - began < 5
+    assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
+    assert taken(rig, spec.server)
+
+
+@pytest.mark.kvm_or_tcg
+@pytest.mark.parametrize("rig", ["qemu"], indirect=True)
+def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(rig: Rig, private_libvirtd: Path) -> None:
+    from compute_agent.virt.libvirt import jobs
+    from compute_agent.virt.libvirt.connection import Connection
+    spec = rig.boot()
+    libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), list[str](), list[bytes]()
+    looks = 0
+
+    def is_copied() -> bool:
+        nonlocal looks
+        seen, looks = looks, len(phases)
+        return seen == looks and not jobs.job(libvirt, spec.server)     # what has ended is told no more
+    with pytest.raises(Cancelled):
+        rig.driver.snapshot(spec.server, 2, chunks.extend, Run(phases.append, is_copied))
+    assert chunks == [] and phases[-1].startswith("copying disk")
+    libvirt.close()
+
+
+def test_snapshot_that_the_image_service_does_not_take(rig: Rig) -> None:
+    spec = rig.boot()
+    rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
+
+    def refuse(chunks: Iterator[bytes]) -> None:
+        next(chunks)
+        raise errors.Forbidden("The image quota is used up.")
+
+    def away(chunks: Iterator[bytes]) -> None:
+        raise errors.Unavailable("The image service does not answer.")
+
+    with pytest.raises(VerbFailed, match="quota"):
+        rig.driver.snapshot(spec.server, 3, refuse, QUIET)
+    with pytest.raises(errors.Unavailable):
+        rig.driver.snapshot(spec.server, 3, away, QUIET)
+    assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
+
+
+def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
+    spec = rig.boot(ready=True, user_data=AGENT)
+    await_true(lambda: sets_password(rig, spec.server), BOOT_SECONDS, lambda: rig.console(spec.server)[-1000:])
+    if isinstance(rig.driver, MemoryDriver):
+        assert rig.driver.guests[spec.server].knows_password("root", "s3cret")
+    if not rig.real:
+        return
+    await_true(lambda: "agent: password is s3cret" in rig.console(spec.server), BOOT_SECONDS,
+               lambda: rig.console(spec.server)[-1000:])
+    await_true(lambda: is_refused_nobodys_password(rig, spec.server), BOOT_SECONDS,
+               lambda: rig.console(spec.server)[-1000:])
+    taken(rig, spec.server)
+
+    def was_still() -> bool:
+        told = rig.console(spec.server)
+        return -1 < told.find("agent: frozen") < told.rfind("agent: thawed")
+    await_true(was_still, 10, lambda: rig.console(spec.server)[-1000:])
+
+
+def sets_password(rig: Rig, server: str) -> bool:
+    """False while the agent in a real guest does not listen yet, or takes too long."""
+    try:
+        rig.driver.set_password(server, "root", "s3cret")
+    except VerbFailed as failed:
+        assert "no agent" in str(failed), failed.details
+        return False
+    return True
+
+
+def is_refused_nobodys_password(rig: Rig, server: str) -> bool:
+    """By the agent, whose words have the password; False while it takes too long."""
+    with pytest.raises(VerbFailed) as caught:
+        rig.driver.set_password(server, "nobody", "s3cret")
+    assert "s3cret" not in f"{caught.value} {caught.value.details} {caught.value.__cause__}"
+    if "no agent" in str(caught.value):
+        return False
+    assert "did not set the password" in str(caught.value)
+    return True
+
+
+def test_without_agent_no_password_is_set(rig: Rig) -> None:
+    if rig.kind == "test":
+        pytest.skip("libvirt's mock-up answers for every agent")
+    spec = rig.boot(image=replace(rig.image, properties={"hw_qemu_guest_agent": "no"}))
+    with pytest.raises(VerbFailed, match="no agent"):
+        rig.driver.set_password(spec.server, "root", "s3cret")
