@@ -2,6 +2,7 @@
 """What every virt driver must do, on three hypervisors: memory, libvirt's own mock-up, real QEMU guests."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -305,7 +306,8 @@ def kill_daemon(folder: Path) -> None:
     serving = (folder / "lock").read_text().strip()
     (first,) = Path(f"/proc/{serving}/task/{serving}/children").read_text().split()
     for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
-        if Path(f"/proc/{child}/comm").read_text().strip() == "libvirtd":
-            os.kill(int(child), signal.SIGKILL)
-            return
+        with contextlib.suppress(FileNotFoundError):    # another child that ends meanwhile
+            if Path(f"/proc/{child}/comm").read_text().strip() == "libvirtd":
+                os.kill(int(child), signal.SIGKILL)
+                return
     raise AssertionError("no libvirtd runs")

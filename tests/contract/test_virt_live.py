@@ -335,7 +335,8 @@ def test_removal_wins_over_a_migration(machines: Machines, bootable: Path) -> No
     with contextlib.suppress(Cancelled, VerbFailed):
         doomed.leaves(run=Steered(cancels=True, when=remove).run, bandwidth=SLOW)
     assert removed
-    await_true(lambda: Connection(doomed.uris[1]).find(doomed.server) is None, 20, lambda: "it still arrives")
+    with contextlib.closing(Connection(doomed.uris[1])) as there:
+        await_true(lambda: there.find(doomed.server) is None, 20, lambda: "it still arrives")
     assert doomed.here.state(doomed.server) is None
     assert doomed.here.files(doomed.server) == []
     doomed.clean()
