@@ -98,6 +98,13 @@ def test_a_wrong_command_line_is_refused(words: list[str], capsys: pytest.Captur
     assert ended.value.code == 2 and "usage: kilonova" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["x", "0", "-1", "1.5", ""])
+def test_a_number_that_is_none_is_refused_by_its_option(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["host", "drain", "h1", f"--parallel={number}"])
+    assert f"argument --parallel: {number!r} is not a number from 1 on" in capsys.readouterr().err
+
+
 def test_live_is_the_default() -> None:
     assert [parser().parse_args(["host", "drain", "h1", *words]).cold for words in ([], ["--live"], ["--cold"])] == [
         False, False, True]
