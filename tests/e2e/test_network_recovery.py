@@ -142,6 +142,5 @@ def test_lease_is_renewed_after_everything_was_killed(cloud: Live, pair: Pair) -
         await_true(lambda who=one: who.does(f"{RENEW} > /tmp/said 2>&1"), SETTLE,
                    lambda who=one: who.run("cat /tmp/said"))
         assert f"lease of {before} obtained" in one.run("cat /tmp/said")
-        ask = "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json"
-        await_true(lambda who=one, ask=ask: who.server in who.insist(ask).stdout, SOON,
-                   lambda who=one, ask=ask: who.insist(ask))
+        ask = "timeout 10 wget -q -O - http://169.254.169.254/openstack/latest/meta_data.json || true"
+        await_true(lambda who=one, ask=ask: who.server in who.run(ask), SOON, lambda who=one: f"{who.name}: no answer")
