@@ -20,7 +20,8 @@ from tests.e2e.conftest import First, new_home
 from tests.e2e.guests import orphans
 from tests.e2e.live import PROGRAMS, SETTLE, Live, await_true
 
-SECOND_RUN = 30     # seconds of work that it may take, however busy the machine is with others
+#: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it takes some two.
+SECOND_RUN = 10, 60
 
 
 @pytest.fixture
@@ -92,8 +93,8 @@ def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
     done = cloud.up()
     worked, took = work_of_commands() - worked, time.monotonic() - began
     assert done.returncode == 0, done
-    assert 0 < worked < SECOND_RUN
-    assert took < SETTLE
+    assert 0 < worked < SECOND_RUN[0]
+    assert took < SECOND_RUN[1]
     assert everything(cloud) == before
 
 
