@@ -22,6 +22,7 @@ from typing import Any
 
 from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
 from deploy.standalone.network.host.names import Names
+from tests.contract.virt_rigs import IN_TURNS
 from tests.e2e.live import BOOT, SETTLE, Live, Rest, await_true
 
 #: Seconds: what a change of rules or addresses may take to be true on a host; what a silent peer is given.
@@ -150,7 +151,8 @@ def make(live: Live, name: str, **more: Any) -> Guest:
 
 #: The first process of a witness. Its disk is used behind the image's partition: at 64 MiB is "canary", at 65 MiB are
 #: 4 MiB of noise, at 72 MiB is what it had counted about a second ago. The name of a count is new with each boot.
-TESTIMONY = b"""#!/bin/sh
+TESTIMONY = f"""#!/bin/sh
+{IN_TURNS}
 disk=/dev/vda
 if [ "$(dd if=$disk bs=1M skip=64 count=1 2> /dev/null | head -c 6)" != canary ]; then
     dd if=/dev/urandom of=$disk bs=1M seek=65 count=4 conv=notrunc,fsync 2> /dev/null
@@ -170,7 +172,7 @@ fi
         usleep 100000
     done
 ) < /dev/null > /dev/console 2>&1 &
-"""
+""".encode()
 
 
 @dataclass(frozen=True)
