@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from compute_agent.virt.libvirt.domain_xml import domain_name
 from deploy import libvirtd, power
 from deploy.cloud import MOST_HOSTS, Cloud, Ports
 from deploy.packages import ROOT
@@ -32,8 +31,8 @@ HOOK = """#!/bin/sh
 KILONOVA_HOME={home} exec {lab} fence "$1"
 """
 UP = "Make one with: ./deploy/lab up 3"
-#: A domain in virsh's words, with the number of its state; what some of the numbers of libvirt mean.
-DOMAIN = re.compile(r"^Domain: '(.+)'\n  state\.state=(\d+)$", re.MULTILINE)
+#: A domain in virsh's words: the server's id, which the agent's name for it ends with, and the number of its state.
+DOMAIN = re.compile(r"^Domain: '(?:instance-)?(.+)'\n  state\.state=(\d+)$", re.MULTILINE)
 STATES = {1: "running", 3: "paused", 5: "shutoff"}
 
 
@@ -157,8 +156,8 @@ class Lab:
                               timeout=20, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             return None
-        return sorted((Guest(name.removeprefix(domain_name("")), STATES.get(int(state), "other"))
-                       for name, state in DOMAIN.findall(done.stdout)), key=lambda guest: guest.server)
+        return sorted((Guest(server, STATES.get(int(state), "other"))
+                       for server, state in DOMAIN.findall(done.stdout)), key=lambda guest: guest.server)
 
     def insist_up(self) -> None:
         """Raises Failure when the lab does not run."""

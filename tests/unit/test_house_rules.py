@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -143,6 +145,14 @@ def test_ground_floor_is_pure_python(name: str) -> None:
     foreign = {module for module, _ in imports(ROOT / name)
                if module.split(".")[0] not in {*sys.stdlib_module_names, "common"}}
     assert foreign == set()
+
+
+@pytest.mark.parametrize("command", ["up", "down", "lab", "test"])
+def test_commands_begin_where_nothing_is_installed(command: str) -> None:
+    """They install what the rest needs; -S leaves installed packages out."""
+    begun = subprocess.run([sys.executable, "-S", "-c", f"import deploy.commands.{command}"], cwd=ROOT,
+                           capture_output=True, text=True, check=False, timeout=60, env={"PATH": os.environ["PATH"]})
+    assert begun.returncode == 0, begun.stderr
 
 
 @OURS
