@@ -18,8 +18,8 @@ from tests.e2e.live import SETTLE, Live, Rest, await_true
 
 GUESTS = 2
 VICTIMS = ("network", "network-host", "metadata")
-#: Seconds that nobody hears a guest whose machine is busy, although nothing disturbs it.
-BUSY = 5
+#: Seconds that nobody may hear a guest whose machine is busy, although nothing disturbs it.
+BUSY = 10
 #: A lease asked for anew, with all that the tiny guest asks for.
 RENEW = "udhcpc -i eth0 -n -q -s /etc/lease -O staticroutes -O mtu -O search"
 
@@ -43,7 +43,7 @@ def undisturbed(guest: Guest) -> Iterator[None]:
     with listener(guest) as heard:
         yield
         guest.run("true")
-    assert heard.longest < BUSY
+    assert heard.longest < BUSY, f"{guest.name} was not heard for {heard.longest:.1f} s"
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
