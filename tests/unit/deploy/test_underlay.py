@@ -170,6 +170,17 @@ def test_hosts_reach_each_other_and_what_is_broken_is_mended(wire: Underlay) -> 
     wire.remove()
 
 
+def test_cloud_that_would_have_another_one_s_addresses_is_refused(tmp_path: Path, wire: Underlay) -> None:
+    """Ports that begin less than eight apart may mean the same part; that there are ten of a cloud shows it."""
+    wire.make(2)
+    second = Cloud(tmp_path / "second", Ports.from_base(wire.port + 7), hosts=("h1", "h2"))
+    assert second.address == str(wire.machine)
+    preflight._ports(second)
+    with (listening(second.address, Ports.from_base(wire.port).metadata),
+          pytest.raises(Failure, match=rf"needed: {second.ports.identity} \(identity\)")):
+        preflight._ports(second)
+
+
 def test_each_boot_has_a_name_and_a_cable_can_be_pulled(tmp_path: Path, wire: Underlay) -> None:
     wire = replace(wire, apart=True)
     wire.make(2)
