@@ -111,7 +111,7 @@ def _routes(external: IPv4Network) -> list[str]:
 
 def _ports(cloud: Cloud) -> None:
     taken = {name: port for name, port in cloud.ports.taken().items()
-             if any(is_taken(port, address) for address in ("127.0.0.1", cloud.address))
+             if any(is_taken(port, address) for address in {"127.0.0.1", cloud.address})
              and not (cloud.broker_url and name.startswith("broker"))}
     if taken:
         listed = ", ".join(f"{port} ({name})" for name, port in taken.items())

@@ -42,7 +42,7 @@ def free_ports(count: int) -> int:
     raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
 
 
-def is_taken(port: int, address: str = "127.0.0.1") -> bool:
+def is_taken(port: int, address: str) -> bool:
     """Would a program that wants to listen there be refused? An address that is not this machine's is not taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,6 @@ guest's device on its host has a tap's name and joins the bridge as libvirt woul
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from deploy.standalone.network.host.names import Names
 from tests.contract.network_neighbours import Service
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ class Machine:
         return (self.folder / "log").read_text(errors="replace")
 
     def tag(self) -> str:
-        return hashlib.sha256(str((self.folder / "state").resolve()).encode()).hexdigest()[:6]
+        return Names.of(self.folder / "state").tag
 
     def rules(self) -> list[str]:
         """All words of them: sets have no order."""

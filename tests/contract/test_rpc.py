@@ -157,7 +157,8 @@ def test_with_the_broker_unreachable_calls_end_in_time_casts_at_once_and_it_clos
 @contextlib.contextmanager
 def late(url: str, seconds: float) -> Iterator[str]:
     """The broker by another address, where it says nothing before this time is over."""
-    real, ends = urlsplit(url), []  # type: Any, list[socket.socket]
+    real = urlsplit(url)
+    ends: list[socket.socket] = []
 
     def pump(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

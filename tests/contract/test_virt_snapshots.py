@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a server's disk, and the agent in its guest that stills the file systems, on the same hypervisors.
+"""Snapshots of a server's disk, and the agent in its guest that stills the file systems and sets passwords,
+on the hypervisors of test_virt_driver.
 
 A canary on the guest's disk tells whether a copy is one.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from datetime import datetime
 
+from compute_agent.virt.libvirt.domain_xml import domain_name
 from tests.e2e.live import Live, Rest, await_true
 
 TALKS = '#!/bin/sh\necho "kilonova tiny guest: six times seven is $((6 * 7)) on $(hostname)"\n'
@@ -21,7 +22,7 @@ def encoded(script: str) -> str:
 
 def noticed(cloud: Live, server: str) -> float:
     """Seconds from libvirt's own note that the guest has ended to the record of it."""
-    log = (cloud.cloud.libvirt_folder(1) / f"log/qemu/instance-{server}.log").read_text(errors="replace")
+    log = (cloud.cloud.libvirt_folder(1) / f"log/qemu/{domain_name(server)}.log").read_text(errors="replace")
     *_, last = [line for line in log.splitlines() if line.endswith(ENDED)]
     ended = datetime.strptime(last.removesuffix(ENDED), "%Y-%m-%d %H:%M:%S.%f%z")
     [(recorded,)] = cloud.rows("SELECT updated_at FROM servers WHERE id = ?", server)
