@@ -16,6 +16,8 @@ metadata = MetaData(naming_convention={
 
 LongText = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 BigKey = BigInteger().with_variant(Integer(), "sqlite")
+#: For tables whose rows are numbered: a number is given once, so who names a row that is gone never gets another one.
+NUMBERED: dict[str, Any] = {"sqlite_autoincrement": True}
 
 
 class Json(TypeDecorator[Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table, Text, UniqueConstraint
 
-from common.store.schema.columns import BigKey, Json, metadata, time_column, uuid_column
+from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
 
 services = Table(
     "services", metadata,
@@ -18,7 +18,7 @@ services = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("fenced_at"),                                 # 0005: forced down because a fencing hook succeeded
-    UniqueConstraint("host", "binary"))
+    UniqueConstraint("host", "binary"), **NUMBERED)
 
 heartbeats = Table(                                           # narrow: rewritten all the time
     "heartbeats", metadata,
@@ -64,7 +64,7 @@ aggregates = Table(
     Column("name", String(255), nullable=False, unique=True),
     Column("meta", Json, nullable=False),                     # availability_zone is a key of it
     time_column("created_at", nullable=False),
-    time_column("updated_at"))
+    time_column("updated_at"), **NUMBERED)
 
 aggregate_hosts = Table(
     "aggregate_hosts", metadata,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, String, Table
 
-from common.store.schema.columns import BigKey, metadata, time_column, uuid_column
+from common.store.schema.columns import NUMBERED, BigKey, metadata, time_column, uuid_column
 
 providers = Table(
     "providers", metadata,
@@ -20,7 +20,7 @@ providers = Table(
     # added by 0004
     Column("failures", Integer, nullable=False, server_default="0"),   # builds that failed, in a row
     time_column("failed_at"),                                       # the last of them, or when it was tried again since
-    Index("ix_providers_changed", "changed_at"))
+    Index("ix_providers_changed", "changed_at"), **NUMBERED)
 
 inventories = Table(
     "inventories", metadata,

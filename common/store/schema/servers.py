@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text
 
-from common.store.schema.columns import Json, LongText, metadata, time_column, uuid_column
+from common.store.schema.columns import NUMBERED, Json, LongText, metadata, time_column, uuid_column
 
 servers = Table(
     "servers", metadata,
@@ -160,7 +160,7 @@ migrations = Table(
     Index("ix_migrations_server", "server_id", "status"),
     Index("ix_migrations_status", "status", "updated_at"),
     Index("ix_migrations_page", "created_at", "id"),
-    Index("ix_migrations_project", "project_id", "created_at"))
+    Index("ix_migrations_project", "project_id", "created_at"), **NUMBERED)
 
 # --- consoles (0003) ---
 console_tokens = Table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, String, Table, Text, UniqueConstraint
 
-from common.store.schema.columns import BigKey, Json, metadata, time_column, uuid_column
+from common.store.schema.columns import NUMBERED, BigKey, Json, metadata, time_column, uuid_column
 
 projects = Table(
     "projects", metadata,
@@ -27,7 +27,7 @@ keypairs = Table(
     Column("fingerprint", String(255), nullable=False),
     Column("public_key", Text, nullable=False),
     time_column("created_at", nullable=False),
-    UniqueConstraint("user_id", "name"))
+    UniqueConstraint("user_id", "name"), **NUMBERED)
 
 idempotency_keys = Table(
     "idempotency_keys", metadata,
@@ -53,7 +53,7 @@ flavors = Table(
     Column("is_public", Boolean, nullable=False),
     Column("description", Text),
     Column("extra_specs", Json, nullable=False),
-    time_column("created_at", nullable=False))
+    time_column("created_at", nullable=False), **NUMBERED)
 
 flavor_access = Table(
     "flavor_access", metadata,
