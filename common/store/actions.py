@@ -8,6 +8,7 @@ or ended: done, failed, superseded.
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -110,8 +111,11 @@ def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *
     ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those that stand at one
     of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is who held it before and did not let go.
     """
-    known = sa.or_(*(sa.and_(actions.c.workflow == name, actions.c.version <= version)
-                     for name, version in workflows.items()))
+    names: dict[int, list[str]] = defaultdict(list)     # by version: few conditions, since this is asked all the time
+    for name, version in workflows.items():
+        names[version].append(name)
+    known = sa.or_(*(sa.and_(actions.c.workflow.in_(alike), actions.c.version <= version)
+                     for version, alike in names.items()))
     free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
     lane = actions.c.step.in_(only) if only else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known, lane)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,6 +35,7 @@ from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
+from scheduler.select import Options
 from scheduler.service import options
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
@@ -119,12 +120,14 @@ class Host:
             self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
 
 
-def _defaults() -> cfg.ConfigOpts:
-    """Kilonova's options with their defaults; the process's own may know other libraries' that have none."""
+@cache
+def _choosing() -> Options:
+    """How the scheduler chooses by default; the process's own configuration may know other libraries' options that have
+    no default."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
-    return conf
+    return options(conf)
 
 
 class Cloud:
@@ -136,7 +139,7 @@ class Cloud:
         self.images, self.networks = Images(), Networks()
         self.cut: set[str] = set()
         self.equip(hosts, storage)
-        self.scheduler = Proposals(Hosts(store, time), options(_defaults()))
+        self.scheduler = Proposals(Hosts(store, time), _choosing())
         self.lose: Callable[[str], bool] = lambda kind: False
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
