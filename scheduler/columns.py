@@ -104,12 +104,7 @@ class Columns:
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
-        at, known = self.positions(ids)
-        others = [row.id for row, place, was in zip(rows.providers, at.tolist(), known.tolist(), strict=True)
-                  if was and self.base.names[place] != row.host]
-        if others:                              # SQLite gives the number of a provider that is gone to a new one
-            self.drop(others)
-            _, known = self.positions(ids)
+        _, known = self.positions(ids)
         if not known.all():
             self._arrange({**dict(zip(self.ids.tolist(), self.base.names, strict=True)),
                            **{row.id: row.host for row in rows.providers}})
