@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hypervisors that the contract of virt drivers is tested on, each as a rig; QEMU gets a libvirtd of its own."""
+"""What contracts are tested on: databases of the newest version, and the hypervisors of virt drivers.
+
+Each hypervisor is a rig; QEMU gets a libvirtd of its own.
+"""
 from __future__ import annotations
 
 import os
@@ -10,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from common.store import upgrades
+from common.store.engine import Store
 from deploy import libvirtd
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
@@ -18,6 +23,15 @@ from tests.contract.virt_rigs import Rig, await_true, libvirt_test_rig, memory_r
 __all__ = ["lab", "network_hosts"]
 QEMU = pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """An empty store."""
+    made = Store(database_url)
+    upgrades.upgrade(made)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

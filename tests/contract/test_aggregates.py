@@ -2,7 +2,7 @@
 """Aggregates and hosts that go, on SQLite, PostgreSQL and MariaDB: what must hold when two change at the same time."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from threading import Barrier
@@ -14,18 +14,10 @@ from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
-from common.store import aggregates, allocations, doctor, guests, host_images, hosts, schema, services, upgrades, zones
+from common.store import aggregates, allocations, doctor, guests, host_images, hosts, schema, services, zones
 from common.store.engine import Store
 
 ROUNDS = 8
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    upgrades.upgrade(store)
-    yield store
-    store.close()
 
 
 def new_host(store: Store, name: str) -> None:

@@ -3,7 +3,7 @@
 those who make changes is seen without reading everything."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -11,20 +11,12 @@ import sqlalchemy as sa
 
 from common.clock import Clock
 from common.models import Cell, Device, HostInventory, RequestSpec
-from common.store import aggregates, allocations, guests, host_states, hosts, schema, server_groups, services, upgrades
+from common.store import aggregates, allocations, guests, host_states, hosts, schema, server_groups, services
 from common.store.engine import Connection, Store, now
 from scheduler.hosts import Hosts, Wants
 from scheduler.snapshot import Snapshot
 
 GPU = Device("0000:81:00.0", "10de", "1db4")
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    made = Store(database_url)
-    upgrades.upgrade(made)
-    yield made
-    made.close()
 
 
 def new_host(store: Store, name: str, **more: object) -> None:

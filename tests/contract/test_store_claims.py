@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -18,7 +18,7 @@ from common import ids
 from common.clock import SECOND
 from common.hardware import CellWish, DeviceWish, Hardware
 from common.models import Cell, Device, Fitting, HostInventory
-from common.store import allocations, doctor, guests, hosts, schema, server_groups, services, upgrades
+from common.store import allocations, doctor, guests, hosts, schema, server_groups, services
 from common.store.allocations import Patience, Wish
 from common.store.engine import Connection, Store, now
 from common.wire import from_wire, to_wire
@@ -26,14 +26,6 @@ from common.wire import from_wire, to_wire
 SMALL = {"VCPU": 1, "MEMORY_MB": 64}
 PINNED = Hardware(cells=(CellWish((0, 1), 256),), dedicated=frozenset({0, 1}))
 WITH_DEVICE = Hardware(devices=(DeviceWish("net", 1, (("8086", "10ed"),)),))
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    upgrades.upgrade(store)
-    yield store
-    store.close()
 
 
 def new_host(store: Store, name: str, vcpus: int = 10, pcpus: int = 0, devices: int = 0) -> None:

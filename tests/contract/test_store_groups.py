@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
 from common import ids
-from common.store import schema, server_groups, upgrades
+from common.store import schema, server_groups
 from common.store.engine import Connection, Store
 
 ROUNDS, MANY = 25, 250
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    upgrades.upgrade(store)
-    yield store
-    store.close()
 
 
 def new_group(store: Store) -> str:

@@ -5,7 +5,6 @@ Whole moves run here by the real workflows, so that each statement of theirs is 
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
@@ -26,14 +25,6 @@ from tests.workflows.simulator import FLAVOR, Cloud
 
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 BIGGER = replace(FLAVOR, id="2", name="m1.bigger", vcpus=2, memory_mb=256, root_gb=2)
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    upgrades.upgrade(store)
-    yield store
-    store.close()
 
 
 @pytest.fixture

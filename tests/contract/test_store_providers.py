@@ -2,7 +2,7 @@
 """Providers, traits and inventories by hand, on SQLite, PostgreSQL and MariaDB, also under races."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -22,21 +22,12 @@ from common.store import (
     schema,
     services,
     traits,
-    upgrades,
 )
 from common.store.engine import Connection, Store, now
 from common.store.provider_search import Wanted
 
 PARTS = HostInventory("QEMU", 7002000, "host.cloud", 8, 16384, 100, "192.0.2.1", {}, ratios={"VCPU": 4.0},
                       traits=["COMPUTE_NODE"], reserved_memory_mb=512)
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    store = Store(database_url)
-    upgrades.upgrade(store)
-    yield store
-    store.close()
 
 
 def race(*works: Callable[[], Any]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, ids
-from common.store import flavors, keypairs, quotas, schema, server_groups, servers, upgrades
+from common.store import flavors, keypairs, quotas, schema, server_groups, servers
 from common.store.engine import Store
 from common.store.servers import Wanted
 from compute_api.creating import Created, Creation, Creator
@@ -21,14 +20,6 @@ from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 
 LIMITS = {"instances": 10, "cores": 20, "ram": 51200, "server_group_members": 10}
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    made = Store(database_url)
-    upgrades.upgrade(made)
-    yield made
-    made.close()
 
 
 def creation(name: str = "vm", project: str = "p", key: str | None = None, group: str | None = None, **columns: Any
