@@ -252,7 +252,7 @@ def remove(guest: Guest) -> None:
         network.delete_ip(found)
     guest.rest.insist("DELETE", f"/servers/{guest.server}", fine=(204, 404))
     guest.rest.await_gone(guest.server)
-    await_true(lambda: guest.live.remains(guest.server) == [], SETTLE, lambda: guest.live.remains(guest.server))
+    guest.live.await_nothing_of(guest.server, SETTLE)
 
 
 @contextmanager

@@ -308,6 +308,10 @@ class Live:
         return found + [str(path) for path in paths
                         if server in str(path) and "log" not in path.relative_to(self.home).parts]
 
+    def await_nothing_of(self, server: str, seconds: float) -> None:
+        """Until nothing remains of it: what an action that failed leaves is a debt, which its host pays after that."""
+        await_true(lambda: self.remains(server) == [], seconds, lambda: self.remains(server))
+
     def in_kernel(self) -> list[str]:
         """What of this cloud's networks there is in the machine's kernel, its own namespace and others."""
         names = {Names.of(self.cloud.network_folder(number)).tag for number in range(len(self.cloud.hosts) + 1)}

@@ -74,7 +74,7 @@ def guest(cloud: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gue
     for image in cloud.seed.demo.image.images(visibility="private"):
         if image.name.startswith(name):
             cloud.seed.demo.image.delete_image(image)
-    await_true(lambda: cloud.remains(server) == [], 30, lambda: cloud.remains(server))
+    cloud.await_nothing_of(server, 30)
     cloud.judge()
 
 

@@ -30,7 +30,7 @@ def guest(cloud: Live) -> Iterator[str]:
     yield server
     demo.call("DELETE", f"/servers/{server}")
     demo.await_gone(server)
-    await_true(lambda: cloud.remains(server) == [], ENDED, lambda: cloud.remains(server))
+    cloud.await_nothing_of(server, ENDED)
     cloud.judge()
 
 

@@ -45,7 +45,7 @@ def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: R
 
     assert demo.call("DELETE", f"/servers/{server}").status == 204
     demo.await_gone(server)
-    await_true(lambda: cloud.remains(server) == [], 10, lambda: cloud.remains(server))
+    cloud.await_nothing_of(server, 10)
     cloud.judge()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.live import Live, Rest, await_true
+from tests.e2e.live import Live, Rest
 
 SECRET = "/etc/hostname"
 GIBIBYTE = 1 << 30
@@ -96,7 +96,7 @@ def test_refused_with_a_reason_and_nothing_stays(cloud: Live, demo: Rest, upload
         assert reply.status == 202, reply
         server = demo.await_status(reply.body["server"]["id"], "ERROR")
         message = server["fault"]["message"]
-        nothing_stays(cloud, server["id"])
+        cloud.await_nothing_of(server["id"], 30)
     assert reason in message
     assert SECRET not in message
     assert str(cloud.home) not in message               # a tenant is not told of the host's files
@@ -110,12 +110,7 @@ def test_broken_image_that_only_the_hypervisor_finds_out(cloud: Live, demo: Rest
     fault = demo.await_status(server, "ERROR")["fault"]["message"]
     assert "could not start the guest" in fault or "No valid host" in fault
     assert str(cloud.home) not in fault
-    nothing_stays(cloud, server)
-
-
-def nothing_stays(cloud: Live, server: str) -> None:
-    """What a build that failed leaves is a debt of its host, which may be paid only after the server is in ERROR."""
-    await_true(lambda: cloud.remains(server) == [], 30, lambda: cloud.remains(server))
+    cloud.await_nothing_of(server, 30)
 
 
 def images_on_the_host(cloud: Live) -> set[str]:
