@@ -104,11 +104,11 @@ class Columns:
         if not rows.providers:
             return False
         ids = np.array([row.id for row in rows.providers], np.int64)
-        _, known = self.positions(ids)
+        at, known = self.positions(ids)
         if not known.all():
             self._arrange({**dict(zip(self.ids.tolist(), self.base.names, strict=True)),
                            **{row.id: row.host for row in rows.providers}})
-        at, _ = self.positions(ids)
+            at, _ = self.positions(ids)
         self._fill_hosts(rows.providers, at)
         self._fill_stock(rows.inventories, at)
         self._fill_parts(rows, at)
