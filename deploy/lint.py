@@ -2,7 +2,7 @@
 """What is checked without running the code: ``python -m deploy.lint``; the ring "lint" of deploy/test.
 
 Style by ruff, types by mypy (strict where setup.cfg says so), the floors by import-linter, and the systemd
-units by systemd itself. Everything runs, then it fails if anything failed.
+units by systemd itself. Everything runs, side by side, then it fails if anything failed.
 """
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.environment import VENV
@@ -22,12 +23,12 @@ INSTALLED = "/opt/kilonova/venv/bin/"     # where the units expect the programs
 def main() -> int:
     """Run all checks; the number of those that failed."""
     programs = VENV / "bin"
-    commands: list[list[str | Path]] = [[programs / "ruff", "check", "--no-cache", "."], [programs / "mypy"],
-                                        [programs / "lint-imports", "--no-cache"]]
-    failed = sum(not _passes(command) for command in commands)
     with tempfile.TemporaryDirectory() as folder:
-        failed += not _passes(["systemd-analyze", "verify", *_units(Path(folder))])
-    return failed
+        commands: list[list[str | Path]] = [
+            [programs / "mypy"], [programs / "lint-imports", "--no-cache"],
+            [programs / "ruff", "check", "--no-cache", "."], ["systemd-analyze", "verify", *_units(Path(folder))]]
+        with ThreadPoolExecutor() as pool:
+            return sum(not passes for passes in pool.map(_passes, commands))
 
 
 def _passes(command: list[str | Path]) -> bool:

@@ -29,17 +29,33 @@ KINDS = ("rabbitmq", "postgresql", "mariadb", "libvirt")
 #: Below the ports of outgoing connections, and so far apart that no two clouds have the same part of the underlay.
 STEP, EVERYWHERE = 16, ""
 STARTS = tuple(range(20000, 30000, STEP))
-_given: set[int] = set()        # who chose ports listens there only later
+#: Who chose ports listens there only later. Until this process ends, no other of this machine is given them.
+_given: dict[int, socket.socket] = {}
 
 
 def free_ports(count: int) -> int:
-    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody here was given before."""
+    """The first of at most ``STEP`` ports in a row that nobody listens on, and that nobody was given before."""
     first = secrets.randbelow(len(STARTS))
     for start in (*STARTS[first:], *STARTS[:first]):
-        if start not in _given and not any(is_taken(start + number, EVERYWHERE) for number in range(count)):
-            _given.add(start)
+        if _reserve(start) and not any(is_taken(start + number, EVERYWHERE) for number in range(count)):
             return start
     raise Failure("There are no free ports.", "See what listens with: ss -ltnp")
+
+
+def _reserve(start: int) -> bool:
+    """Is this process the first to get these ports? A socket's abstract name is given up when its process ends."""
+    if start in _given:
+        return False
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0kilonova-ports-{start}")
+    except OSError as refusal:
+        claim.close()
+        if refusal.errno == errno.EADDRINUSE:
+            return False
+        raise
+    _given[start] = claim
+    return True
 
 
 def is_taken(port: int, address: str) -> bool:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up.
+"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up.
 
-Without a ring: lint and then every ring but bench. Each ring gets the private servers that it names here;
-they end with the command. ``.ci/run`` calls exactly this, without a terminal.
+Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that the commit draws,
+which is what ``.ci/run`` calls. What is in which set, and which tests share a process, is said in
+deploy/testing/plan.py. Each job gets the private servers that it names there; they end with the command. With arguments
+of pytest the rings run one after the other, in the foreground.
 """
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,92 +22,153 @@ from types import FrameType
 
 from deploy import environment, packages
 from deploy.progress import Failure, main, say, steps
-from deploy.servers import KINDS, Servers
+from deploy.servers import Servers
+from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
+from deploy.testing.plan import BENCH, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
 
-#: ring -> the servers that its tests use
-RINGS: dict[str, tuple[str, ...]] = {
-    "lint": (),
-    "unit": (),
-    "contract": KINDS,
-    "workflows": (),
-    "functional": ("rabbitmq", "postgresql", "mariadb"),
-    "api": (),
-    "e2e": (),              # starts clouds of its own
-    "bench": (),            # only when named; starts servers of its own
-}
-MODULES = {"lint": "deploy.lint", "bench": "tests.bench"}     # rings that are not pytest's
-NO_TESTS = 5                # pytest's status
+DEFAULT, ALL, CI = LIMITS_MINUTES       # the sets that have a name
+LONGEST = 15                            # tests that are named at the end
+#: What tests and their processes may take of a processor for compiling what is never run again.
+ENVIRON = {"KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class Environment:
+    """What a job's process finds in its environment: the URLs of its servers, each started when first needed."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers, self._lock = servers, threading.Lock()
+        self._environ = {**os.environ, **ENVIRON}
+
+    def of(self, job: Job) -> dict[str, str]:
+        with self._lock:
+            for kind in job.servers:
+                variable = f"KILONOVA_TEST_{kind.upper()}_URL"
+                if variable not in self._environ:
+                    self._environ[variable] = self._servers.start(kind)
+            return {**self._environ}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parse the command line and do it."""
     names, more = _split(arguments)
-    rings = names or [name for name in RINGS if name != "bench"]
     folder = Path(tempfile.mkdtemp(prefix="kn-test-", dir="/tmp"))
-    log = folder / "install.log"
-    needs: list[tuple[str, Callable[[], str | None]]] = [
-        ("Debian packages", lambda: packages.install(packages.for_test(), log)),
-        ("Python environment", lambda: environment.make(environment.TEST, log))]
-    if "contract" in rings:
-        needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
-    total = len(needs) + len(rings)
-    steps(needs, total=total)
-    results: list[tuple[str, int, float]] = []
+    jobs = _jobs(names)
+    _install({job.ring for job in jobs}, folder / "install.log")
+    began = time.monotonic()
     with Servers(folder) as servers:
-        environ = {**os.environ, "KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        for number, ring in enumerate(rings, len(needs) + 1):
-            say(f"[{number}/{total}] {ring} …")
-            began = time.monotonic()
-            for kind in RINGS[ring]:
-                variable = f"KILONOVA_TEST_{kind.upper()}_URL"
-                if variable not in environ:
-                    environ[variable] = servers.start(kind)
-            status = _module(MODULES[ring], environ) if ring in MODULES else _pytest(ring, more, environ)
-            results.append((ring, status, time.monotonic() - began))
-    return _summary(results, folder)
+        found = Environment(servers)
+        if more or BENCH in jobs:
+            return _in_the_foreground(jobs, more, found, folder)
+        slices = _slices(names)
+        chosen = [part for one in slices for part in ("--slice", one)]
+        side_by_side = Jobs(folder, lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
+                            found.of)
+        results = []
+        for result in side_by_side.run(jobs):
+            results.append(result)
+            _tell(result, f"{len(results)}/{len(jobs)}")
+    return _summary(results, names, time.monotonic() - began, folder)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names, more = list(arguments[:at]), list(arguments[at + 1:])
-    unknown = [name for name in names if name not in RINGS]
-    if unknown:
-        raise Failure(f"Unknown: {' '.join(unknown)}",
-                      f"./deploy/test [{'|'.join(RINGS)}] [-- arguments of pytest, for instance -k name]")
+    sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
+    if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
+        raise Failure(f"Not understood: {' '.join(arguments)}",
+                      f"./deploy/test [{'|'.join([*LIMITS_MINUTES, *SLICES])}], or ./deploy/test "
+                      f"{'|'.join(RINGS)} ... [-- arguments of pytest, for instance -k name]")
     return names, more
 
 
-def _module(name: str, environ: dict[str, str]) -> int:
-    return _call([environment.PYTHON, "-m", name], environ)
+def _jobs(names: Sequence[str]) -> list[Job]:
+    """Those of the rings that are named, of all when none is."""
+    rings = {name for name in names if name in RINGS} or {job.ring for job in JOBS}
+    return [job for job in (*JOBS, BENCH) if job.ring in rings]
 
 
-def _pytest(ring: str, more: Sequence[str], environ: dict[str, str]) -> int:
-    status = _call([environment.PYTHON, "-m", "pytest", "-q", "--durations=5", f"tests/{ring}", *more], environ)
-    return 0 if status == NO_TESTS and more else status
+def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
+    """What of the jobs runs; a ring that is named runs whole."""
+    match [name for name in names if name not in RINGS] or [DEFAULT] if not set(names) & set(RINGS) else [ALL]:
+        case ["all"]:
+            return tuple(Slice)
+        case ["ci"]:
+            drawn = slice_of_commit(_commit())
+            say(f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}.")
+            return Slice.DEFAULT, drawn
+        case [name]:
+            return (Slice(name),)
+    raise AssertionError(names)
 
 
-def _call(command: Sequence[str | Path], environ: dict[str, str]) -> int:
-    """Run in the foreground; when this process is told to end, the other ends first."""
-    process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, env=environ,
-                               cwd=packages.ROOT)
-    try:
-        return process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=packages.ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failure(f"The commit is not known: {done.stderr.strip()}",
+                      "Run this in a clone of the repository, or name a slice: ./deploy/test " + "|".join(SLICES))
+    return done.stdout.strip()
 
 
-def _summary(results: Sequence[tuple[str, int, float]], folder: Path) -> int:
-    say("\nring         result      seconds")
-    for ring, status, seconds in results:
-        word = {0: "passed", NO_TESTS: "no tests"}.get(status, "FAILED")
-        say(f"{ring:<12} {word:<10} {seconds:>8.1f}")
-    if any(status for _, status, _ in results):
-        say(f"\nNot everything passed. The servers' logs are in {folder}.")
+def _install(rings: set[str], log: Path) -> None:
+    needs: list[tuple[str, Callable[[], str | None]]] = [
+        ("Debian packages", lambda: packages.install(packages.for_test(), log)),
+        ("Python environment", lambda: environment.make(environment.TEST, log))]
+    if "contract" in rings:
+        needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
+    steps(needs)
+
+
+def _in_the_foreground(jobs: Sequence[Job], more: Sequence[str], found: Environment, folder: Path) -> int:
+    """Each ring in one process, which says itself what it does."""
+    failed = []
+    for ring in dict.fromkeys(job.ring for job in jobs):
+        whole = [job for job in jobs if job.ring == ring]
+        environ = {name: value for job in whole for name, value in found.of(job).items()}
+        say(f"{ring} …")
+        process = subprocess.Popen([str(part) for part in pytest_command(whole[0], None, *more)],
+                                   stdin=subprocess.DEVNULL, env=environ, cwd=packages.ROOT)
+        try:
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+        if status not in (0, NO_TESTS):
+            failed.append(ring)
+    if failed:
+        say(f"\nFAILED: {', '.join(failed)}. The servers' logs are in {folder}.")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def _tell(result: Result, number: str) -> None:
+    counts = f"{result.passed} passed" + f", {result.failed} failed" * bool(result.failed)
+    say(f"[{number}] {result.job.name:<20} {result.word:<9} {counts} in {result.seconds:.0f} s")
+    if not result.is_well:
+        say(result.failures())
+
+
+def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, folder: Path) -> int:
+    cases = sorted((case for result in results for case in result.cases), key=lambda case: -case.seconds)
+    say("\nlongest tests")
+    for case in cases[:LONGEST]:
+        say(f"{case.seconds:8.1f} s  {case.name}")
+    reasons: dict[str, int] = {}
+    for case in cases:
+        if case.skipped is not None:
+            reasons[case.skipped] = reasons.get(case.skipped, 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda one: -one[1]):
+        say(f"{count:8} skipped: {reason}")
+    limit = LIMITS_MINUTES.get(names[0] if names else DEFAULT)
+    allowed = f", of {limit} that it may take" if limit else ""
+    say(f"\n{seconds / 60:.1f} minutes{allowed}; {work_of_children() / 60:.1f} of a processor's")
+    passed, failed = sum(result.passed for result in results), sum(result.failed for result in results)
+    wrong = [result.job.name for result in results if not result.is_well]
+    if wrong:
+        say(f"FAILED: {', '.join(wrong)}. The logs of jobs and servers are in {folder}.")
+    say(f"{passed} passed, {failed} failed, {sum(reasons.values())} skipped")
+    if wrong:
         return 1
     shutil.rmtree(folder)
     return 0

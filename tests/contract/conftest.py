@@ -21,7 +21,9 @@ from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_
 from tests.contract.virt_rigs import Rig, await_true, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 
 __all__ = ["lab", "network_hosts"]
-QEMU = pytest.param("qemu", marks=pytest.mark.kvm_or_tcg)
+#: On real guests a test runs in a slice, unless it has a mark of its own.
+QEMU = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("guests")])
+QEMU_MOVES = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")])
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 
@@ -115,13 +117,13 @@ def _made_pair(request: pytest.FixtureRequest, folder: Path, shared: bool) -> It
     made.clean()
 
 
-@pytest.fixture(params=["memory", "test", QEMU])
+@pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     """Two hosts with disks of their own."""
     yield from _made_pair(request, tmp_path, shared=False)
 
 
-@pytest.fixture(params=["memory", "test", QEMU])
+@pytest.fixture(params=["memory", "test", QEMU_MOVES])
 def sharing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     """Two hosts with their disks on the same storage."""
     yield from _made_pair(request, tmp_path, shared=True)
@@ -132,7 +134,7 @@ def shared(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture(params=["memory", QEMU])
+@pytest.fixture(params=["memory", QEMU_MOVES])
 def live(request: pytest.FixtureRequest, tmp_path: Path, shared: bool) -> Iterator[Pair]:
     """Two hosts of both kinds, between which guests can move while they run; libvirt's mock-up cannot do that."""
     yield from _made_pair(request, tmp_path, shared)

@@ -102,6 +102,7 @@ def test_start_may_be_repeated(rig: Rig) -> None:
     assert rig.state(spec.server) == (RUNNING, 3)
 
 
+@pytest.mark.slice("default")
 def test_reboot_happens_once_for_each_fence(rig: Rig) -> None:
     spec = rig.boot(ready=True)
     for fence, boots in ((2, 2), (2, 2), (3, 3)):
@@ -279,6 +280,7 @@ def test_tiny_image_is_small_and_made_once(private_libvirtd: Path, bootable: Pat
     assert tiny_image(bootable.parent).stat().st_mtime_ns == made.st_mtime_ns
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_guests_and_driver_outlive_libvirtd(rig: Rig, private_libvirtd: Path) -> None:

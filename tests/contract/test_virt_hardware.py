@@ -206,6 +206,7 @@ echo "disks: $(ls /sys/block | tr '\\n' ' ')end"
 """
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_real_guest_sees_one_socket_with_two_cores(rig: Rig) -> None:
@@ -214,6 +215,7 @@ def test_a_real_guest_sees_one_socket_with_two_cores(rig: Rig) -> None:
     assert "cpus: 2, cores: 2" in rig.console(spec.server), rig.console(spec.server)
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_real_guest_has_two_cells(rig: Rig) -> None:
@@ -240,6 +242,7 @@ def test_a_real_guest_begins_to_boot_from_it(rig: Rig, properties: dict[str, str
     await_true(lambda: rig.boots(spec.server) == 1, BOOT_SECONDS, lambda: rig.console(spec.server))
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_bandwidth_is_a_rule_of_the_host_s_kernel(rig: Rig) -> None:

@@ -103,6 +103,7 @@ def test_paused_guest_does_not_let_go(plugging: Rig) -> None:
     assert rig.nics(spec.server) == [nic.mac]
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvirtd: Path) -> None:
@@ -122,6 +123,7 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
     libvirt.close()
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
@@ -168,6 +170,7 @@ def test_create_repeated_with_other_interfaces_ends_with_those(plugging: Rig) ->
     assert rig.nics(spec.server) == [first.mac]
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_interface_keeps_its_place_on_the_bus_when_its_guest_is_described_anew(

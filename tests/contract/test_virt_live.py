@@ -33,7 +33,7 @@ from tests.contract.virt_pairs import Machines
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, await_true
 from tests.contract.virt_travellers import SLOW, Steered, Traveller
 
-pytestmark = pytest.mark.kvm_or_tcg
+pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -96,6 +96,7 @@ def test_wish_to_abort_is_heard_whenever_it_comes(busy: Traveller, when: Callabl
     (True, {"operation": IS_SAVED, "memory_processed": 1 << 20}),
     (True, {"operation": 0}),
 ])
+@pytest.mark.slice("default")
 def test_migration_that_is_only_set_up_is_not_told_to_end(ends: bool, told: dict[str, int]) -> None:
     assert jobs.ends_when_told(told) == ends
 

@@ -72,6 +72,7 @@ def snapshots_of_one_that_does_not_run(rig: Rig, server: str, folder: Path) -> N
     assert rig.state(server) == (SHUTDOWN, 4)
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_copy_that_an_agent_that_died_had_begun_is_made_anew(rig: Rig, private_libvirtd: Path) -> None:
@@ -108,6 +109,7 @@ def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) 
     assert taken(rig, spec.server)
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(rig: Rig, private_libvirtd: Path) -> None:

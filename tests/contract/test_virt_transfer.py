@@ -24,14 +24,14 @@ from common.wire import to_wire
 from compute_agent.transfer import client
 from compute_agent.transfer.service import Service
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, Run, VerbFailed
-from tests.contract.conftest import QEMU
+from tests.contract.conftest import QEMU_MOVES
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
 from tests.contract.virt_rigs import QUIET, REPOSITORY, await_true
 
-of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU], indirect=True)
+of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
 of_files = pytest.mark.parametrize("pair", ["test"], indirect=True)
-sharing_libvirt = pytest.mark.parametrize("sharing", [QEMU], indirect=True)
+sharing_libvirt = pytest.mark.parametrize("sharing", [QEMU_MOVES], indirect=True)
 GONE: list[errors.Problem] = [errors.NotFound("No such image."), errors.Forbidden("It was deactivated."),
                          errors.Unavailable("The image service does not answer.")]
 
@@ -216,7 +216,7 @@ def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> N
     again[0].close()
 
 
-@pytest.mark.parametrize("pair", [QEMU], indirect=True)
+@pytest.mark.parametrize("pair", [QEMU_MOVES], indirect=True)
 def test_libvirtd_that_dies_at_the_source_is_waited_for(pair: Pair, machines: Machines) -> None:
     spec = pair.off_with_canary()
     with served(pair, spec) as peer:

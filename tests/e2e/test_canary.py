@@ -18,6 +18,8 @@ import pytest
 from tests.contract.virt_rigs import CANARY
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 BOOTING = "guest: booting"
 SECRET = f"s3cret-{uuid.uuid4().hex}"
 ACTION_NAMES = {"create", "pause", "unpause", "suspend", "resume", "createImage", "createBackup", "rescue", "unrescue",

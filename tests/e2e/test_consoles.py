@@ -127,6 +127,7 @@ def test_an_address_is_good_once_and_for_our_own_pages(cloud: Live, demo: Rest, 
             assert code == 1008 and "ask for a new one" in reason
 
 
+@pytest.mark.slice("guests")
 def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> None:
     server = demo.create(name="watched-briefly", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
@@ -144,6 +145,7 @@ def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> Non
     assert admin.call("GET", f"/os-console-auth-tokens/{token_of(unused)}").status == 404
 
 
+@pytest.mark.slice("guests")
 def test_the_console_service_is_killed_and_comes_back(cloud: Live, demo: Rest, guest: str) -> None:
     kept = url(demo, guest, "serial")
     with open_serial(url(demo, guest, "serial")) as console:

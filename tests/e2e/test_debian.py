@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Debian with cloud-init, as people use it: configured once from its config drive and once by the metadata service.
 
-Both boot at the same time. Emulated that takes minutes, so the ring leaves it out; ``./deploy/test e2e -- -m slow``
-runs it. Its image is made when it is first needed, and kept in build/.
+Both boot at the same time. Emulated that takes minutes. Its image is made when it is first needed, and kept in build/.
 """
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +16,7 @@ from deploy.progress import run
 from tests.e2e.guests import Guest, give_address, remove
 from tests.e2e.live import SETTLE, Live, await_true
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slice("guests")
 IMAGE, USER = "debian-12", "debian"
 #: Seconds: a first boot, two at once on two emulated processors; what one that is still at it may take for a login.
 FIRST_BOOT, LOGIN = 600, 10
@@ -28,10 +26,8 @@ SOURCES = {"config drive": ("DataSourceConfigDrive", True), "metadata service": 
 
 
 @pytest.fixture(scope="module")
-def image(cloud: Live, request: pytest.FixtureRequest) -> str:
+def image(cloud: Live) -> str:
     """The id of the image, built and uploaded when it is not there."""
-    if not request.config.getoption("-m") and not os.environ.get("KILONOVA_SLOW"):
-        pytest.skip("takes minutes; run: ./deploy/test e2e -- -m slow")
     path = ROOT / "build/debian/debian.qcow2"
     run([ROOT / "deploy/images/debian/build", path], "Install the packages named at the top of that file.")
     return str(cloud.seed.admin.image.create_image(

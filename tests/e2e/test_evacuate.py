@@ -16,6 +16,8 @@ from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, PROGRAMS, SETTLE, await_true
 from tests.e2e.test_moves import admin, ask, moved
 
+pytestmark = pytest.mark.slice("moves")
+
 HOST = "lab2"
 
 

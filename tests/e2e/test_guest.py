@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from datetime import datetime
 
+import pytest
+
 from compute_agent.virt.libvirt.domain_xml import domain_name
 from tests.e2e.live import Live, Rest, await_true
 
@@ -49,6 +51,7 @@ def test_guest_speaks_runs_its_user_data_and_leaves_nothing(cloud: Live, demo: R
     cloud.judge()
 
 
+@pytest.mark.slice("guests")
 def test_guest_whose_power_button_is_pressed_becomes_shutoff_and_starts_again(cloud: Live, demo: Rest) -> None:
     server = demo.create(image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")

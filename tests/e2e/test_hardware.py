@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 LOOK = ("#!/bin/sh\n"
         "echo \"cpus: $(grep -c ^processor /proc/cpuinfo), sockets: $(grep '^physical id' /proc/cpuinfo | sort -u | "
         "wc -l), cores: $(sed -n 's/^cpu cores.*: //p' /proc/cpuinfo | head -n 1)\"\n")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.live import Live, Rest
 
+pytestmark = pytest.mark.slice("guests")
+
 SECRET = "/etc/hostname"
 GIBIBYTE = 1 << 30
 VMDK = f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\n\nRW 2048 FLAT "{SECRET}" 0\n'

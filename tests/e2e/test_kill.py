@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.live import Live, Reply, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 GUESTS = 2
 #: Answers of a second try after the first one's answer was lost: it had been accepted.
 DONE_BEFORE = {"stop": 409, "delete": 404}

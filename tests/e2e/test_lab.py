@@ -28,11 +28,14 @@ from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import await_true
 from tests.e2e.watcher import MOMENT, WAYS
 
+pytestmark = pytest.mark.slice("moves")
+
 #: Seconds that a boot of a host may take until its agent has said hello.
 HELLO = 60
 HOST = "lab2"
 
 
+@pytest.mark.slice("default")
 def test_up_says_what_it_made_and_how_to_strike_it(lab_up: MadeLab) -> None:
     said = lab_up.said.stdout
     assert "[17/17]" in said and "3 hosts with storage of their own" in said
@@ -40,6 +43,7 @@ def test_up_says_what_it_made_and_how_to_strike_it(lab_up: MadeLab) -> None:
         assert words in said
 
 
+@pytest.mark.slice("default")
 def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
     boots = {host: lab.hello(host)[0] for host in lab.cloud.hosts}
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -76,6 +80,7 @@ def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
     assert done.returncode == 1 and "is another one: 3 hosts" in done.stderr and "./deploy/lab down" in done.stderr
 
 
+@pytest.mark.slice("default")
 @pytest.mark.parametrize("words", [("kill", "rack1"), ("cut",), ("strike", HOST)])
 def test_mistake_strikes_nothing(lab: LiveLab, words: tuple[str, ...]) -> None:
     done = lab.command(*words)
@@ -107,6 +112,7 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         assert other.account().run == beside.run and other.account().count > beside.count
 
 
+@pytest.mark.slice("default")
 def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) -> None:
     with witness(lab, "sleeper", host=HOST) as guest:
         guest.rest.act(guest.server, "os-stop")

@@ -14,6 +14,8 @@ from tests.e2e.guests import Account, Witness, listener, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Rest, await_true
 
+pytestmark = pytest.mark.slice("moves")
+
 OFF = {"shutoff", "shut off"}
 
 
@@ -113,10 +115,16 @@ def test_stopped_server_is_migrated_to_a_host_by_name(lab: LiveLab) -> None:
         booted_again(guest, before)
 
 
-@pytest.mark.parametrize("storage", ["lab", "shared_lab"])
-def test_live_migration(request: pytest.FixtureRequest, storage: str) -> None:
-    """The count goes on, on local and on shared storage; how long nobody heard the guest is printed."""
-    lab: LiveLab = request.getfixturevalue(storage)
+def test_live_migration_on_local_storage(lab: LiveLab) -> None:
+    migrate_live_and_back(lab)
+
+
+def test_live_migration_on_shared_storage(shared_lab: LiveLab) -> None:
+    migrate_live_and_back(shared_lab)
+
+
+def migrate_live_and_back(lab: LiveLab) -> None:
+    """The count goes on; how long nobody heard the guest is printed."""
     with witness(lab, "travels", host="lab1") as guest:
         before = guest.account()
         with listener(guest) as heard:
@@ -127,7 +135,7 @@ def test_live_migration(request: pytest.FixtureRequest, storage: str) -> None:
         assert (after.run, after.canary) == (before.run, before.canary) and after.count > before.count
         found = moved(lab, guest)
         assert (found["status"], found["source_compute"], found["dest_compute"]) == ("completed", "lab1", "lab2")
-        print(f"\nlive migration on {storage}: not heard for {heard.longest:.2f} s")
+        print(f"\nlive migration: not heard for {heard.longest:.2f} s")
         ask(admin(lab), guest, "os-migrateLive", {"host": None, "block_migration": "auto"})
         await_true(lambda: moved(lab, guest)["source_compute"] == "lab2" and moved(lab, guest)["status"] == "completed",
                    SETTLE, lambda: moved(lab, guest))

@@ -16,6 +16,8 @@ from tests.e2e.conftest import Pair, clear
 from tests.e2e.guests import SOON, Guest, door, kernel
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 JSON = " -f json"
 #: The same addresses for two tenants.
 OVERLAPPING = "10.77.0.0/24"

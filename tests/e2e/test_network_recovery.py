@@ -16,6 +16,8 @@ from tests.e2e.conftest import Pair
 from tests.e2e.guests import SOON, Guest, give_address, guest, kernel, listener, orphans
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 GUESTS = 2
 VICTIMS = ("network", "network-host", "metadata")
 #: Seconds that nobody may hear a guest whose machine is busy, although nothing disturbs it.

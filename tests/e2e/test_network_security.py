@@ -20,6 +20,8 @@ from tests.e2e.frames import BROADCAST, arp_answer, mac_of, mark, router_adverti
 from tests.e2e.guests import SOON, Guest, door
 from tests.e2e.live import Live, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 METADATA = "http://169.254.169.254"
 
 

@@ -18,6 +18,8 @@ import pytest
 
 from tests.e2e.live import SETTLE, Live, Rest, await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 PREFIX = "middle"
 
 

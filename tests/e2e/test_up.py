@@ -87,6 +87,7 @@ def work_of_commands() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.usefixtures("resting")
 def test_second_run_is_quick_and_changes_nothing(cloud: Live) -> None:
     before, worked, began = everything(cloud), work_of_commands(), time.monotonic()
@@ -130,6 +131,7 @@ def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:
     assert "nothing runs" in ran.stdout
 
 
+@pytest.mark.slice("guests")
 @pytest.mark.usefixtures("resting")
 def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) -> None:
     before = everything(cloud)

@@ -24,7 +24,6 @@ def servers_of_our_own() -> Iterator[Servers]:
             yield servers
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_everything_reaches_its_state_although_the_broker_was_wiped(
         servers_of_our_own: Servers, new_cloud: Callable[..., Cloud]) -> None:

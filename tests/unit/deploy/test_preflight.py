@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +116,15 @@ def test_ports_are_given_once_and_seen_at_every_address() -> None:
             True, True, False]
     assert not is_taken(given[0], EVERYWHERE)
     assert not is_taken(given[0], "192.0.2.1"), "an address that is nobody's here"
+
+
+def test_ports_are_given_to_one_process_of_the_machine() -> None:
+    mine = {free_ports(1) for _ in range(50)}
+    ask = "from deploy.servers import free_ports\nfor _ in range(200): print(free_ports(1))"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=packages.ROOT, capture_output=True, text=True, check=True,
+                          timeout=60)
+    theirs = {int(port) for port in done.stdout.split()}
+    assert len(theirs) == 200 and mine.isdisjoint(theirs)
 
 
 def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:

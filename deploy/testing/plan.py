@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in which process, and in which set: the one table of the tests' jobs, and the sets that tests are in.
+
+Pure data: ``./deploy/test`` reads it before anything is installed, and tests/selection.py in each pytest process. A
+test belongs to the first job of its ring whose fixtures or mark it has, so each job makes only the servers, hosts and
+clouds that its tests share. A test is in the default set unless a mark puts it into a slice.
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+#: Minutes on two cores, after the installation.
+LIMITS_MINUTES = {"default": 12, "all": 35, "ci": 25}
+
+
+class Slice(StrEnum):
+    """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from; ``@pytest.mark.slice(...)``."""
+
+    DEFAULT = "default"
+    GUESTS = "guests"
+    MOVES = "moves"
+
+
+SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process of pytest (or of ``module``).
+
+    ``fixtures`` and ``mark``: which of the ring's tests it has; with neither, the rest. ``part``: (k, n), the k-th of
+    n parts of these tests, the cases of one test in one part. ``servers``: what it uses of deploy/servers.py.
+    """
+
+    ring: str
+    name: str
+    fixtures: frozenset[str] = frozenset()
+    mark: str = ""
+    part: tuple[int, int] = (1, 1)
+    servers: tuple[str, ...] = ()
+    module: str = ""
+
+    def has(self, fixtures: Collection[str], marks: Collection[str], test: str) -> bool:
+        """Does a test that uses these belong here? ``test``: its id, without the case's."""
+        return ((not self.fixtures or not self.fixtures.isdisjoint(fixtures))
+                and (not self.mark or self.mark in marks)
+                and zlib.crc32(test.encode()) % self.part[1] + 1 == self.part[0])
+
+
+SQL = ("postgresql", "mariadb")
+#: In the order in which they are started, the longest first.
+JOBS = (
+    Job("e2e", "e2e-cloud", frozenset({"first_up"})),
+    Job("e2e", "e2e-lab", frozenset({"lab_up"})),
+    Job("contract", "contract-moves", frozenset({"machines", "pair", "sharing", "live"}), "kvm_or_tcg"),
+    Job("workflows", "workflows-1", part=(1, 2)),
+    Job("workflows", "workflows-2", part=(2, 2)),
+    Job("contract", "contract-guests", mark="kvm_or_tcg", servers=("libvirt",)),
+    Job("contract", "contract-databases", frozenset({"new_database"}), servers=SQL),
+    Job("functional", "functional", servers=("rabbitmq", *SQL)),
+    Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"})),
+    Job("e2e", "e2e-memory"),
+    Job("contract", "contract-networks", frozenset({"network_hosts"})),
+    Job("contract", "contract-services", servers=("rabbitmq", "libvirt")),
+    Job("api", "api"),
+    Job("unit", "unit-1", part=(1, 2)),
+    Job("unit", "unit-2", part=(2, 2)),
+    Job("lint", "lint", module="deploy.lint"),
+)
+BENCH = Job("bench", "bench", module="tests.bench")     # only when named; starts servers of its own
+RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench")
+
+
+def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:
+    """The job that a test of this ring belongs to."""
+    return next(job for job in JOBS if job.ring == ring and job.has(fixtures, marks, test))
+
+
+def slice_of_commit(commit: str) -> Slice:
+    """The slice that ``ci`` adds to the default set for this commit, by its hash."""
+    return SLICES[int(commit, 16) % len(SLICES)]

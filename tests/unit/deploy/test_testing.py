@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sets and jobs of ./deploy/test: every test is in one of each, what ran is counted, and nothing runs on."""
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.commands import test as command
+from deploy.progress import Failure
+from deploy.testing.jobs import Jobs, Result
+from deploy.testing.plan import JOBS, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
+from tests.selection import job_name, slice_of
+
+TESTS = Path(__file__).parents[2]
+GUEST = {"kvm_or_tcg"}
+
+
+@pytest.fixture
+def items(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """What this run has collected, and is therefore in a slice and in a job."""
+    return request.session.items
+
+
+def test_every_collected_test_is_in_one_slice_and_one_job(items: list[pytest.Item]) -> None:
+    assert {slice_of(item) for item in items} <= set(Slice)
+    assert {job_name(item) for item in items} <= {job.name for job in JOBS}
+    assert len({item.nodeid for item in items}) == len(items)
+
+
+@pytest.mark.parametrize("ring", [ring for ring in RINGS if ring != "bench"])
+def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
+    jobs = [job for job in JOBS if job.ring == ring]
+    uses: list[tuple[Collection[str], Collection[str]]] = [(set(), set()), (set(), GUEST)]
+    uses += [(job.fixtures, {job.mark}) for job in jobs] + [(job.fixtures, set()) for job in jobs]
+    for fixtures, marks in uses:
+        for name in ("a", "b", "c", "d", "e"):
+            test = f"tests/{ring}/test_{name}.py::test_{name}"
+            assert job_of(ring, fixtures, marks, test) in jobs
+    assert len({job.name for job in JOBS}) == len(JOBS)
+
+
+def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
+    found = [job_of("contract", fixtures, marks, "x").name for fixtures, marks in (
+        ({"pair", "tmp_path"}, GUEST), ({"rig"}, GUEST), ({"pair"}, set()), ({"store", "new_database"}, set()))]
+    assert found == ["contract-moves", "contract-guests", "contract-services", "contract-databases"]
+
+
+class Marked:
+    """A test with this mark."""
+
+    nodeid = "tests/api/test_x.py::test_x"
+
+    def __init__(self, *names: object) -> None:
+        self._mark = pytest.mark.slice(*names).mark
+
+    def get_closest_marker(self, name: str) -> pytest.Mark:
+        assert name == "slice"
+        return self._mark
+
+
+def test_mark_that_names_no_slice_ends_the_collection() -> None:
+    assert slice_of(Marked("guests")) is Slice.GUESTS                     # type: ignore[arg-type]
+    for names in ((), ("gests",), ("guests", "moves")):
+        with pytest.raises(pytest.UsageError, match=r"test_x: slice.* is none of default, guests"):
+            slice_of(Marked(*names))                                    # type: ignore[arg-type]
+
+
+def test_commits_draw_every_slice() -> None:
+    drawn = {slice_of_commit(f"{number:040x}") for number in range(len(SLICES))}
+    assert drawn == set(SLICES)
+
+
+@pytest.mark.parametrize("words", [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci", "--", "-k", "x"]])
+def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
+    with pytest.raises(Failure, match="Not understood"):
+        command.run(words)
+
+
+# --- jobs side by side ---
+def job(name: str) -> Job:
+    return Job("unit", name)
+
+
+def running(folder: Path, code: dict[str, str]) -> Jobs:
+    """Jobs that run this Python."""
+    def line(job: Job, report: Path) -> Sequence[str]:
+        return [sys.executable, "-c", code[job.name], str(report)]
+    return Jobs(folder, line, lambda job: {**os.environ, "MINE": job.name})
+
+
+def results(jobs: Jobs, *names: str) -> dict[str, Result]:
+    return {result.job.name: result for result in jobs.run([job(name) for name in names])}
+
+
+def test_jobs_end_with_their_status_and_their_words(tmp_path: Path) -> None:
+    found = results(running(tmp_path, {
+        "good": "import os; print('I am', os.environ['MINE'])", "bad": "raise SystemExit('no')", "empty": "exit(5)"}),
+        "good", "bad", "empty")
+    assert {name: (one.word, one.is_well) for name, one in found.items()} == {
+        "good": ("passed", True), "bad": ("FAILED", False), "empty": ("no tests", True)}
+    assert found["good"].log.read_text() == "I am good\n" and found["bad"].failures() == "no\n"
+    assert (found["bad"].passed, found["bad"].failed) == (0, 1)
+
+
+CASES = """
+import pytest
+def test_good(): ...
+def test_bad(): assert 1 == 2
+@pytest.mark.skip("no moon")
+def test_skipped(): ...
+@pytest.fixture
+def broken(): raise OSError("gone")
+def test_broken(broken): ...
+"""
+
+
+def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
+    cases = tmp_path / "test_cases.py"
+    cases.write_text(CASES)
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(cases)]
+    code = f"import sys, pytest; sys.exit(pytest.main([*{options!r}, '--junitxml', sys.argv[1]]))"
+    found = results(running(tmp_path, {"mixed": code}), "mixed")["mixed"]
+    assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (1, 2, ["no moon"])
+    assert {case.name.rpartition("::")[2] for case in found.cases} == {
+        "test_good", "test_bad", "test_skipped", "test_broken"}
+    said = found.failures()
+    assert said.startswith("=") and "assert 1 == 2" in said and "OSError: gone" in said
+
+
+def test_job_that_cannot_be_prepared_ends_the_run(tmp_path: Path) -> None:
+    def refuse(job: Job) -> dict[str, str]:
+        raise Failure("no server", "start one")
+    jobs = Jobs(tmp_path, lambda job, report: [sys.executable, "-c", ""], refuse)
+    with pytest.raises(Failure, match="no server"):
+        list(jobs.run([job("one")]))
+
+
+def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: Path) -> None:
+    waits = ("import sys, signal, pathlib\n"
+             "def tidy(*_): pathlib.Path(sys.argv[1]).write_text('tidied'); sys.exit(2)\n"
+             "signal.signal(signal.SIGINT, tidy)\n"
+             "pathlib.Path(sys.argv[1] + '.begun').touch()\n"
+             "while True: signal.pause()\n")
+    names = [f"waits-{number}" for number in range(8)]
+    jobs = running(tmp_path, {**dict.fromkeys(names, waits), "quick": "import pathlib, time\n"
+                              f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)"})
+    run = jobs.run([job("quick"), *map(job, names)])
+    assert next(run).job.name == "quick"
+    run.close()
+    tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
+    begun = list(tmp_path.glob("*.begun"))
+    assert 1 <= len(begun) < len(names) and len(tidied) == len(begun)
