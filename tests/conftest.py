@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from tests.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 from tests.services import database_url, libvirt_uri, new_database, rabbitmq_url
 
+pytest_plugins = ["tests.failures"]
 settings.register_profile("rings", deadline=None, database=None, derandomize=True,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("rings"), derandomize=False, max_examples=5000)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a failing test prints: of the clouds that it used, what happened since it began, and nothing else."""
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests import evidence
+from tests.unit.test_house_rules import ROOT
+
+SERVER, ACTION, REQUEST, ANOTHER = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abcd")
+MOMENT = 1_700_000_000_000_000
+#: A ring of its own: a cloud of the session that is used and one that is not, one that does not come up, and tests that
+#: fail in every way.
+RING = """
+import pathlib, time, pytest
+from tests import evidence, failures
+
+class Home:
+    def __init__(self, name, **more):
+        self.name, self.more = name, more
+        self.log = pathlib.Path(__file__).with_name(f"{name}.log")
+        self.say("made")
+        failures.register(self)
+    def say(self, *lines):
+        with self.log.open("a") as file:
+            file.writelines(f"2026-01-01 {line}\\n" for line in lines)
+    def bookmark(self):
+        return evidence.sizes([self.log])
+    def diagnosis(self, since):
+        return {f"log of {self.name}": lambda: evidence.news([self.log], since), **self.more}
+
+class Mute(Home):
+    def diagnosis(self, since):
+        raise KeyError("no titles")
+
+@pytest.fixture(scope="session")
+def used():
+    return Home("used")
+
+@pytest.fixture(scope="session")
+def other():
+    return Home("other")
+
+@pytest.fixture
+def guest(used):
+    yield used
+    used.say("ended")
+
+@pytest.fixture
+def unruly():
+    home = Home("unruly")
+    yield home
+    home.say("while it ends")
+    raise RuntimeError("not gone")
+
+@pytest.fixture(scope="session")
+def doomed():
+    home = Home("doomed")
+    try:
+        with failures.asked_first(home):
+            home.say("does not come up")
+            pytest.fail("no broker", pytrace=False)
+    finally:
+        home.log.unlink()
+
+def test_that_passes(used, other):
+    used.say("of the test before")
+
+def test_of_a_cloud(guest):
+    guest.say("of this test")
+    assert not "the reason"
+
+def test_of_no_cloud(doomed):
+    pass
+
+def test_ended_wrong(unruly):
+    pass
+
+def test_wrong_twice(unruly):
+    assert not "the reason"
+
+def broken():
+    raise OSError("no doctor")
+
+def test_with_a_bad_doctor(monkeypatch):
+    asked = failures.asked
+    monkeypatch.setattr(failures, "asked", lambda thing, since: asked(thing, since, patience=0.2))
+    homes = Home("mine", failing=broken, hanging=lambda: time.sleep(60)), Mute("mute")
+    assert not "the reason"
+
+def test_of_much():
+    home = Home("mine", much=lambda: ["x" * 1000] * 1000, more=lambda: ["y"])
+    assert not "the reason"
+"""
+
+
+def pytest_says(folder: Path, *arguments: str) -> str:
+    """What it prints of the ring, run with the plugin."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_ring.py").write_text(RING)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "tests.failures", "-p", "no:cacheprovider", "-q",
+                           "--rootdir", str(folder), *arguments, str(folder / "test_ring.py")],
+                          cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ring")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> str:
+    return pytest_says(folder, f"--junitxml={folder / 'junit.xml'}")
+
+
+def of(said: str, *test: str) -> str:
+    """What is said of one test."""
+    [found] = re.findall(rf"^_+ {' '.join(test)} _+\n(.*?)^(?:___|===)", said, re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+def section(said: str, title: str) -> list[str]:
+    """The lines below a title."""
+    [found] = re.findall(rf"^-+ {title} -+\n(.*?)(?:^---|\Z)", said, re.DOTALL | re.MULTILINE)
+    return list(found.splitlines())
+
+
+def test_failure_tells_what_its_own_cloud_did_meanwhile(said: str) -> None:
+    told = of(said, "test_of_a_cloud")
+    assert section(told, "log of used") == ["used.log: 1 of 1 lines", "  2026-01-01 of this test"]
+    assert "log of other" not in said and "the reason" in told and "4 failed, 2 passed, 3 errors" in said
+
+
+def test_failure_tells_the_same_in_junit_xml(said: str, folder: Path) -> None:
+    [case] = ElementTree.parse(folder / "junit.xml").findall(".//testcase[@name='test_of_a_cloud']")
+    assert section(str(case.findtext("failure")), "log of used") == section(of(said, "test_of_a_cloud"), "log of used")
+
+
+def test_failure_tells_the_same_from_an_xdist_worker(said: str, tmp_path: Path) -> None:
+    far = of(pytest_says(tmp_path, "-n", "1", "-k", "that_passes or of_a_cloud"), "test_of_a_cloud")
+    assert section(far, "log of used") == section(of(said, "test_of_a_cloud"), "log of used")
+
+
+def test_cloud_that_does_not_come_up_tells_before_removal(said: str) -> None:
+    told = of(said, "ERROR at setup of", "test_of_no_cloud")
+    assert section(told, "log of doomed") == ["doomed.log: 1 of 1 lines", "  2026-01-01 does not come up"]
+    assert "no broker" in told
+
+
+def test_teardown_that_fails_tells_unless_the_test_did(said: str) -> None:
+    told = of(said, "ERROR at teardown of", "test_ended_wrong")
+    assert section(told, "log of unruly") == ["unruly.log: 1 of 1 lines", "  2026-01-01 while it ends"]
+    assert section(of(said, "test_wrong_twice"), "log of unruly") == ["nothing"]
+    again = of(said, "ERROR at teardown of", "test_wrong_twice")
+    assert "not gone" in again and "log of unruly" not in again
+
+
+def test_question_that_fails_or_hangs_hides_nothing(said: str) -> None:
+    told = of(said, "test_with_a_bad_doctor")
+    assert section(told, "failing") == ["could not be asked: OSError('no doctor')"]
+    assert section(told, "hanging") == ["did not answer within 0.2 s"]
+    assert section(told, "Mute") == ["could not be asked: KeyError('no titles')"]
+    assert section(told, "log of mine") == ["nothing"] and "the reason" in told
+
+
+def test_report_of_much_is_cut(said: str) -> None:
+    lines = section(of(said, "test_of_much"), "much")
+    assert (len(lines), len(lines[0]), lines[-1]) == (200, 301, "… 801 more lines")
+    assert section(of(said, "test_of_much"), "more") == ["… 1 more lines"]
+
+
+# --- evidence ---
+def action(state: str, *, name: str = "resize", message: str | None = None) -> tuple[object, ...]:
+    return (ACTION, SERVER, f"req-{REQUEST}", name, state, "do", "boot", 2, "h1", MOMENT, MOMENT + 5_000_000, message)
+
+
+def test_actions_are_told_when_in_hand_or_failed() -> None:
+    rows = [action("failed", message="no room"), action("done", name="stop"), action("waiting")]
+    first, second = evidence.described(rows)
+    assert first.startswith(f"server {SERVER} resize: waiting, do boot on h1, attempt 2, since ")
+    assert f"req-{REQUEST}, action {ACTION}" in first and second.endswith(": no room")
+    assert evidence.described([action("done")]) == ["none"]
+    assert evidence.ids(rows) == {ACTION, SERVER, REQUEST}
+
+
+def test_log_tells_of_ids_and_alarms_before_the_rest(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    traceback = ["2026-01-01 ERROR it broke", "Traceback (most recent call last):",
+                 *(f"  File {number}" for number in range(20)), "ValueError: the cause"]
+    log.write_text("\n".join(["2026-01-01 INFO long ago"] + [
+        f"2026-01-01 INFO server {SERVER} boots", *traceback, f"2026-01-01 INFO server {ANOTHER} boots",
+        *(f"2026-01-01 INFO beat {number}" for number in range(50))]))
+    before = {log: len("2026-01-01 INFO long ago\n")}
+    heading, *told = evidence.news([log], before, {SERVER})
+    assert heading == "agent.log: 11 of 75 lines"
+    assert [line.strip() for line in told[:4]] == [f"2026-01-01 INFO server {SERVER} boots", traceback[0], "File 15",
+                                                   "File 16"]
+    assert told[7] == "  ValueError: the cause" and told[8:] == [
+        f"  2026-01-01 INFO beat {number}" for number in range(47, 50)]
+
+
+def test_log_that_concerns_nothing_tells_its_last_lines(tmp_path: Path) -> None:
+    quiet, silent = tmp_path / "quiet.log", tmp_path / "silent.log"
+    quiet.write_text("".join(f"2026-01-01 INFO beat {number}\n" for number in range(9)))
+    silent.write_text("2026-01-01 ERROR long ago\n")
+    assert evidence.news([quiet, silent], evidence.sizes([silent])) == [
+        "quiet.log: 3 of 9 lines", *(f"  2026-01-01 INFO beat {number}" for number in (6, 7, 8))]
+
+
+def test_log_that_was_turned_over_tells_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    log.write_text("2026-01-01 INFO anew\n")
+    assert evidence.news([log, tmp_path / "gone.log"], {log: 1 << 26}) == [
+        "agent.log: 1 of 1 lines", "  2026-01-01 INFO anew"]
+
+
+def test_logs_of_many_processes_share_the_lines(tmp_path: Path) -> None:
+    logs = [tmp_path / f"agent-{number}.log" for number in range(20)]
+    for log in logs:
+        log.write_text("2026-01-01 ERROR again\n" * 100)
+    told = evidence.news(logs, {})
+    assert len(told) == evidence.ALL_LOGS + len(logs) and told.count("agent-7.log: 6 of 100 lines") == 1
