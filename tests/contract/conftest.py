@@ -99,7 +99,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
         case _:
             folder = request.getfixturevalue("private_libvirtd")
             short = Path(tempfile.mkdtemp(prefix="kn-", dir=folder))    # the paths of sockets are
-            made = qemu_rig(short, libvirtd.uri(folder), request.getfixturevalue("bootable"))
+            made = qemu_rig(short, folder, request.getfixturevalue("bootable"))
     yield made
     made.clean()
 

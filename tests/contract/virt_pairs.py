@@ -223,9 +223,9 @@ class Machines:
         limits = {"bandwidth": 64}
 
         def rig(name: str, address: str) -> Rig:
-            home, uri = place if shared else place / name[:3], libvirtd.uri(self.home(name))
-            return Rig("qemu", home, lambda: LibvirtDriver(uri, home, migration=Options(
-                "qemu+tcp://%s/system", address, **limits)), image.read_bytes(), "qcow2")
+            home, daemon = place if shared else place / name[:3], self.home(name)
+            return Rig("qemu", home, lambda: LibvirtDriver(libvirtd.uri(daemon), home, migration=Options(
+                "qemu+tcp://%s/system", address, **limits)), image.read_bytes(), "qcow2", daemon)
         source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
         return Pair(source, destination, shared, limits)
 

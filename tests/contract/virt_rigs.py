@@ -14,12 +14,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import Driver, Run
 from compute_agent.virt.memory import MemoryDriver
+from deploy import libvirtd
+from tests import evidence, failures
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
@@ -79,16 +82,19 @@ BOOT_SECONDS = 60
 
 
 class Rig:
-    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it."""
+    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it. ``daemon`` is
+    the folder of its own libvirtd."""
 
-    def __init__(self, kind: str, folder: Path, make: Callable[[], Driver], content: bytes, disk_format: str) -> None:
-        self.kind, self.folder, self._make = kind, folder, make
+    def __init__(self, kind: str, folder: Path, make: Callable[[], Driver], content: bytes, disk_format: str,
+                 daemon: Path | None = None) -> None:
+        self.kind, self.folder, self._make, self._daemon = kind, folder, make, daemon
         self.driver = make()
         self.content = content
         self.image = ImageRef(str(uuid.UUID(int=7)), disk_format, len(content), "sha512",
                               hashlib.sha512(content).hexdigest())
         self.servers: list[str] = []
         self.bridges: list[str] = []
+        failures.register(self)
 
     @property
     def real(self) -> bool:
@@ -218,6 +224,21 @@ class Rig:
                 subprocess.run(["ip", "link", "delete", name], check=True)
         self.driver.close()
 
+    # --- what a failed test prints: failures.Diagnosable ---
+    def bookmark(self) -> dict[Path, int]:
+        return evidence.sizes(self._logs())
+
+    def diagnosis(self, since: dict[Path, int]) -> dict[str, Callable[[], list[str]]]:
+        if self._daemon is None:
+            return {}
+        return {f"{self._daemon}: logs since the test began": lambda: evidence.news(self._logs(), since),
+                **{f"console of {log.parent.name}": partial(evidence.tail, log)
+                   for log in sorted(self.folder.rglob("console.log"))}}
+
+    def _logs(self) -> list[Path]:
+        return [] if self._daemon is None else [
+            *self._daemon.glob("libvirtd.out"), *sorted(self._daemon.glob("log/qemu/*.log"))]
+
 
 def another(rig: Rig) -> ImageRef:
     """The same image under a checksum of another kind: it is fetched again."""
@@ -249,9 +270,10 @@ def libvirt_test_rig(folder: Path) -> Rig:
     return Rig("test", folder, lambda: LibvirtDriver("test:///default", folder, "test"), b"image" * 1000, "raw")
 
 
-def qemu_rig(folder: Path, uri: str, image: Path) -> Rig:
+def qemu_rig(folder: Path, daemon: Path, image: Path) -> Rig:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
-    return Rig("qemu", folder, lambda: LibvirtDriver(uri, folder), image.read_bytes(), "qcow2")
+    return Rig("qemu", folder, lambda: LibvirtDriver(libvirtd.uri(daemon), folder), image.read_bytes(), "qcow2",
+               daemon)
 
 
 def tiny_image(folder: Path) -> Path:

@@ -65,9 +65,11 @@ class Traveller:
         self.machines, self.shared = machines, shared
         place = Path(tempfile.mkdtemp(prefix="t", dir=machines.folder))
         self.folders = [place / "a", place / ("a" if shared else "b")]
-        self.uris = [libvirtd.uri(machines.home(name)) for name in machines.names]
-        self.here, self.there = (Rig("qemu", folder, functools.partial(self.agent, at), image.read_bytes(), "qcow2")
-                                 for at, folder in enumerate(self.folders))
+        daemons = [machines.home(name) for name in machines.names]
+        self.uris = [libvirtd.uri(daemon) for daemon in daemons]
+        self.here, self.there = (
+            Rig("qemu", self.folders[at], functools.partial(self.agent, at), image.read_bytes(), "qcow2", daemon)
+            for at, daemon in enumerate(daemons))
         self.at, self.ticked = 0, 0
         self.spec = self.here.boot(ready=True, user_data=BUSY, **changed)
         self.arrived = self.spec.fence

@@ -29,6 +29,7 @@ from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest, await_true
 from tests.e2e.watcher import Watcher
+from tests.failures import asked_first
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
             "key_pairs": 1000}
@@ -187,12 +188,13 @@ def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
     live = LiveLab(lab)
     watcher = live.watcher().start()
     try:
-        said = live.up()
-        if said.returncode != 0:
-            pytest.fail(f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
-        live.seed.admin.compute.update_quota_set(live.seed.demo.session.get_project_id(), **NO_LIMIT)
-        yield MadeLab(live, said, watcher)
-        assert watcher.violations == [], "\n".join(watcher.violations)
+        with asked_first(live):
+            said = live.up()
+            if said.returncode != 0:
+                pytest.fail(f"./deploy/lab up failed; logs are in {live.home}/log\n{said.stdout}\n{said.stderr}")
+            live.seed.admin.compute.update_quota_set(live.seed.demo.session.get_project_id(), **NO_LIMIT)
+            yield MadeLab(live, said, watcher)
+            assert watcher.violations == [], "\n".join(watcher.violations)
     finally:
         watcher.stop()
         if not given:
@@ -245,17 +247,18 @@ def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: int) -> Ite
         pytest.skip("needs root; run: ./deploy/test e2e")
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
-        for step in (up.prepare, up.upgrade, up.bootstrap):
-            step(live.cloud)
-        live.cloud.launch()
-        up.await_services(live.cloud)
-        for more in (live.seed.host, live.seed.flavors, live.seed.tenant):
-            more()
-        for user in (live.seed.demo, live.seed.admin):
-            live.seed.admin.compute.update_quota_set(user.session.get_project_id(), **NO_LIMIT)
-        live.seed.admin.image.create_image("empty", data=bytes(512), disk_format="raw", container_format="bare",
-                                           visibility="public")
-        yield live
+        with asked_first(live):
+            for step in (up.prepare, up.upgrade, up.bootstrap):
+                step(live.cloud)
+            live.cloud.launch()
+            up.await_services(live.cloud)
+            for more in (live.seed.host, live.seed.flavors, live.seed.tenant):
+                more()
+            for user in (live.seed.demo, live.seed.admin):
+                live.seed.admin.compute.update_quota_set(user.session.get_project_id(), **NO_LIMIT)
+            live.seed.admin.image.create_image("empty", data=bytes(512), disk_format="raw", container_format="bare",
+                                               visibility="public")
+            yield live
     finally:
         live.cloud.shut_down()
         live.cloud.purge()

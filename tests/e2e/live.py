@@ -28,10 +28,13 @@ from deploy.cloud import Cloud, Ports
 from deploy.packages import ROOT
 from deploy.seed import READY, Seed
 from deploy.standalone.network.host.names import Names
+from tests import evidence, failures
 
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
 BOOT, SETTLE = 120, 120
+#: What ``kilonova doctor`` may take to explain a failure, seconds.
+DIAGNOSIS = 30
 #: How an answer ends whose API process was killed: before it, or in the middle of it.
 CUT_OFF = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
 
@@ -145,6 +148,14 @@ class Rest:
         return self.console(server)
 
 
+@dataclass(frozen=True)
+class Bookmark:
+    """Where a test began: by the clock, in microseconds, and in the logs."""
+
+    moment: int
+    sizes: dict[Path, int]
+
+
 class Live:
     """One cloud with its own home and ports from ``base`` on; ``facts`` are further ones of ``Cloud``."""
 
@@ -156,6 +167,7 @@ class Live:
                                    "KILONOVA_HOSTS": str(len(self.cloud.hosts)),
                                    "no_proxy": self.cloud.address, "NO_PROXY": self.cloud.address}
         self.seed = Seed(self.cloud)
+        failures.register(self)
 
     # --- commands ---
     def run(self, *command: str | Path, text: str | None = None, seconds: float = 300,
@@ -236,12 +248,16 @@ class Live:
             if (service.status == "enabled") != wanted:
                 (compute.enable_service if wanted else compute.disable_service)(service)
 
+    def doctor(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """``kilonova doctor``, with hosts."""
+        return self.run(PROGRAMS / "kilonova", "doctor", seconds=seconds, KILONOVA_CONF=str(self.cloud.config()))
+
     def judge(self) -> None:
         """All is well by ``kilonova doctor``, and every host was asked."""
         last: list[subprocess.CompletedProcess[str]] = []
 
         def all_asked() -> bool:
-            last[:] = [self.run(PROGRAMS / "kilonova", "doctor", KILONOVA_CONF=str(self.cloud.config()))]
+            last[:] = [self.doctor()]
             return "did not answer" not in last[0].stderr
         await_true(all_asked, SETTLE, lambda: last[0].stderr)
         assert (last[0].returncode, last[0].stdout.strip()) == (0, "all is well"), last[0]
@@ -295,6 +311,34 @@ class Live:
         one_of = f"server_id IN ({', '.join('?' * len(servers))})"
         return bool(self.rows(f"SELECT 1 FROM actions WHERE {one_of} AND state = 'waiting' AND host IS NOT NULL "
                               f"UNION SELECT 1 FROM guests WHERE {one_of} AND wanted = 'absent'", *servers, *servers))
+
+    # --- what a failed test prints: failures.Diagnosable ---
+    def bookmark(self) -> Bookmark:
+        return Bookmark(time.time_ns() // 1000, evidence.sizes(self._logs()))
+
+    def diagnosis(self, since: Bookmark) -> dict[str, Callable[[], Iterable[str]]]:
+        if not (self.home / "log").exists():
+            return {}               # it was never made, or is gone
+        return {f"{self.home}: actions in hand": lambda: evidence.described(self._actions(since)),
+                f"{self.home}: logs since the test began": lambda: self._news(since),
+                f"{self.home}: kilonova doctor": self._doctor_says}      # last: it makes neighbours write to their logs
+
+    def _logs(self) -> list[Path]:
+        return sorted((self.home / "log").glob("*.log"))
+
+    def _actions(self, since: Bookmark) -> list[Any]:
+        return self.rows(evidence.query(since.moment))
+
+    def _doctor_says(self) -> list[str]:
+        said = self.doctor(DIAGNOSIS)
+        return [*said.stdout.splitlines(), *said.stderr.splitlines()]
+
+    def _news(self, since: Bookmark) -> list[str]:
+        try:
+            concern = evidence.ids(self._actions(since))
+        except sqlite3.Error:       # told of, where the actions would be
+            concern = set()
+        return evidence.news(self._logs(), since.sizes, concern)
 
     # --- what is left ---
     def remains(self, server: str) -> list[str]:

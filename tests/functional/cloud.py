@@ -40,6 +40,7 @@ from conductor.service import Conductor, Messages
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
+from tests import evidence, failures
 from tests.functional.messages import Network, PrivateTransport
 from tests.workflows.networks import Networks
 
@@ -73,6 +74,7 @@ class Cloud:
         self.store = self._store("api")
         self._creator = Creator(self.store, QUOTA)
         self.bell = conductor_rpc.Bell(self._transport())  # type: ignore[arg-type]  # the same interface
+        failures.register(self)
 
     def _transport(self) -> Any:
         transport = PrivateTransport(Transport(self.conf, self._broker), self.network)
@@ -211,6 +213,14 @@ class Cloud:
         """How often each server was told this verb, on all hosts together."""
         return Counter(server for driver in self.drivers.values() for name, server in list(driver.calls)
                        if name == verb)
+
+    # --- what a failed test prints: failures.Diagnosable ---
+    def bookmark(self) -> None:
+        """It is made for one test."""
+
+    def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
+        return {"actions in hand": lambda: evidence.actions_in(self.watcher),
+                "doctor, at one look": lambda: evidence.worded(self.findings())}
 
 
 def _rows(ids_of_servers: list[str], args: dict[str, Any], flavor: Flavor, group: str | None

@@ -37,6 +37,7 @@ from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.select import Options
 from scheduler.service import options
+from tests import evidence, failures
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
 
@@ -148,6 +149,7 @@ class Cloud:
         self.watcher: Callable[[], None] = lambda: None        # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
+        failures.register(self)
 
     def equip(self, hosts: int, storage: str = "") -> None:
         """So many hosts, before the first round; ``storage``: what they share."""
@@ -316,3 +318,11 @@ class Cloud:
         ports = list(self.networks.held.values())
         return [*self.store.read(doctor.check), *self.store.read(lambda tx: doctor.compare(found, tx)),
                 *self.store.read(lambda tx: doctor.compare_ports(ports, tx))]
+
+    # --- what a failed test prints: failures.Diagnosable ---
+    def bookmark(self) -> None:
+        """It is made for one test."""
+
+    def diagnosis(self, since: None) -> dict[str, Callable[[], list[str]]]:
+        return {"actions in hand": lambda: evidence.actions_in(self.store),
+                "doctor, at one look": lambda: evidence.worded(self.findings())}
