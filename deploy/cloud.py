@@ -92,8 +92,8 @@ class Cloud:
         """KILONOVA_HOME, KILONOVA_PORT_BASE, KILONOVA_HOSTS, KILONOVA_NETWORKS, KILONOVA_TRANSPORT_URL,
         KILONOVA_DATABASE_URL, KILONOVA_DRIVER."""
         cloud = cls(home=Path(os.environ.get("KILONOVA_HOME", HOME)).resolve(), hosts=_hosts(),
-                    networks=_networks(),
-                    driver=os.environ.get("KILONOVA_DRIVER", "libvirt"),
+                    networks={None: None, "yes": True, "no": False}[_said("KILONOVA_NETWORKS", "yes", "no")],
+                    driver=_said("KILONOVA_DRIVER", "libvirt", "memory") or "libvirt",
                     broker_url=os.environ.get("KILONOVA_TRANSPORT_URL"),
                     database_url=os.environ.get("KILONOVA_DATABASE_URL"))
         base = os.environ.get("KILONOVA_PORT_BASE")
@@ -141,8 +141,13 @@ class Cloud:
         return f"http://{self.address}:{self.ports.placement}"
 
     @property
+    def has_guests(self) -> bool:
+        """Do its servers run, or are they on paper only?"""
+        return self.driver == "libvirt"
+
+    @property
     def has_networks(self) -> bool:
-        return self.driver == "libvirt" if self.networks is None else self.networks
+        return self.has_guests if self.networks is None else self.networks
 
     @property
     def underlay(self) -> Underlay:
@@ -151,7 +156,7 @@ class Cloud:
     @property
     def is_joined(self) -> bool:
         """Are there several hosts, of which further ones are in namespaces of their own?"""
-        return self.driver == "libvirt" and self.has_networks and (self.apart or len(self.hosts) > 1)
+        return self.has_guests and self.has_networks and (self.apart or len(self.hosts) > 1)
 
     @property
     def address(self) -> str:
@@ -372,12 +377,12 @@ def http_answers(url: str) -> bool:
     return True
 
 
-def _networks() -> bool | None:
-    """What KILONOVA_NETWORKS says; None when it is not set."""
-    said = os.environ.get("KILONOVA_NETWORKS")
-    if said not in (None, "yes", "no"):
-        raise Failure(f"KILONOVA_NETWORKS is {said!r}.", "Say yes or no, or leave it away.")
-    return None if said is None else said == "yes"
+def _said(name: str, *words: str) -> str | None:
+    """What a variable says that takes one of these words; None when it is not set."""
+    said = os.environ.get(name)
+    if said not in (None, *words):
+        raise Failure(f"{name} is {said!r}.", f"Say {' or '.join(words)}, or leave it away.")
+    return said
 
 
 def _hosts() -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from deploy.progress import Failure, run, wait
-from deploy.seed import Seed
+from deploy.progress import run, wait
+from deploy.seed import PAPER, SERVER, Seed
 
 PRIVATE, PUBLIC, ROUTER, KEY = "private", "public", "router", "kilonova"
 #: The shared network's addresses; they are seen by guests only.
@@ -24,6 +24,7 @@ OPEN: tuple[dict[str, Any], ...] = ({"protocol": "tcp", "port_range_min": 22, "p
 SSH = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
 QUICK = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=3", "-o", "LogLevel=ERROR")
 WITHOUT = "this cloud has no networks"
+PORTLESS = f"{SERVER} has no port, as when it was made without networks; delete it and run this again for one that has"
 
 
 class Connectivity:
@@ -64,7 +65,7 @@ class Connectivity:
         return f"{PRIVATE} {ADDRESSES} for every project; {PUBLIC} {external} for floating addresses"
 
     def _await_hosts(self) -> None:
-        hosts = self._cloud.hosts if self._cloud.driver == "libvirt" else ()
+        hosts = self._cloud.hosts if self._cloud.has_guests else ()
 
         def alive() -> bool:
             return set(hosts) <= {agent.host for agent in self._seed.admin.network.agents() if agent.is_alive}
@@ -121,10 +122,15 @@ class Connectivity:
 
     # --- in ---
     def login(self) -> str:
-        """A floating address for the first server; waits until ssh answers there."""
+        """A floating address for the first server; waits until ssh answers there, if there is a guest to answer."""
         if not self._cloud.has_networks:
             return WITHOUT
-        address = self._floating()
+        ports = list(self._seed.demo.network.ports(device_id=self._seed.first().id))
+        if not ports:
+            return PORTLESS
+        address = self._floating(ports[0].id)
+        if not self._cloud.has_guests:
+            return f"{address}, where nobody answers: {PAPER}"
         ssh = ["ssh", "-i", str(self.key), *SSH, f"root@{address}"]
         last: list[str] = []
 
@@ -138,13 +144,9 @@ class Connectivity:
         self.line = "\n  " + " ".join(ssh)
         return f"{address} answers"
 
-    def _floating(self) -> str:
+    def _floating(self, port: str) -> str:
         service = self._seed.demo.network
-        ports = list(service.ports(device_id=self._seed.first().id))
-        if not ports:
-            raise Failure("The first server has no port.", f"See {self._cloud.log('conductor')}; delete it and run "
-                                                           "this again.")
-        for found in service.ips(port_id=ports[0].id):
+        for found in service.ips(port_id=port):
             return str(found.floating_ip_address)
         public = self._network(PUBLIC, is_router_external=True)
-        return str(service.create_ip(floating_network_id=public.id, port_id=ports[0].id).floating_ip_address)
+        return str(service.create_ip(floating_network_id=public.id, port_id=port).floating_ip_address)

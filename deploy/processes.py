@@ -42,7 +42,7 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
     if broker is not None:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
-    for number, host in enumerate(cloud.hosts, 1) if cloud.driver == "libvirt" else ():
+    for number, host in enumerate(cloud.hosts, 1) if cloud.has_guests else ():
         network = [str(cloud.namespace(number) or HERE), host, cloud.host_address(number)]
         yield _program(cloud, numbered("libvirtd", number), [
             *_inside(cloud, number), sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve",
@@ -56,11 +56,10 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
     yield _module(cloud, "image", "image", "--bind", f"{here}:{ports.image}", "--data", cloud.home / "image", *asking)
     if not cloud.has_networks:
         return
-    hosts = cloud.driver == "libvirt"
     yield _module(cloud, "network", "network", "--bind", f"{here}:{ports.network}", "--db",
                   cloud.home / "data/network.db", "--vni-base", cloud.underlay.first_identifier, *asking,
-                  *([] if hosts else ["--no-hosts"]))
-    parts = [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)] if hosts else []
+                  *([] if cloud.has_guests else ["--no-hosts"]))
+    parts = [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)] if cloud.has_guests else []
     for number, host in parts:
         yield _module(cloud, numbered("network-host", number), "network.host", "--host", host, "--state",
                       cloud.network_folder(number), "--url", cloud.network_url, *asking,
@@ -71,7 +70,7 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
 
 
 def _own(cloud: Cloud) -> Iterator[Program]:
-    edge = {"metadata": cloud.has_networks, "console": cloud.driver == "libvirt"}
+    edge = {"metadata": cloud.has_networks, "console": cloud.has_guests}
     for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
         yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")])
     for number, host in enumerate(cloud.hosts, 1):

@@ -147,7 +147,7 @@ class Seed:
 
     def console(self) -> str:
         """What the guest says, once it is ready. Of one that was not started here, what it has said where it is now."""
-        if self.cloud.driver == "memory":
+        if not self.cloud.has_guests:
             return PAPER
         server = self.first()
         if not self._boots:

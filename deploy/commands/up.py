@@ -62,13 +62,13 @@ def go_on(cloud: Cloud) -> str:
         ("Floating address and ssh", reach.login),
     ]
     steps(table, first=4, total=TOTAL)
+    screen = "\n  openstack console url show first" if cloud.has_guests else ""
     return f"""
 It works. How to go on:
   export OS_CLIENT_CONFIG_FILE={cloud.clouds_yaml}
   export PATH=$PATH:{VENV}/bin NO_PROXY={cloud.address} OS_CLOUD=kilonova KILONOVA_CONF={cloud.config()}
   openstack server list
-  openstack server create --image tiny --flavor m1.nano {reach.options} vm1
-  openstack console url show first
+  openstack server create --image tiny --flavor m1.nano {reach.options} vm1{screen}
   openstack --os-cloud kilonova-admin compute service list
   kilonova hosts{reach.line}
 Logs are in {cloud.home}/log"""

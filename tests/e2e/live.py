@@ -343,7 +343,7 @@ class Live:
     # --- what is left ---
     def remains(self, server: str) -> list[str]:
         """Everything that a deleted server must not leave: domain, records, files."""
-        found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.driver == "libvirt" else []
+        found = [f"domain {one}" for one in self.domains() if one == server] if self.cloud.has_guests else []
         for table, column in (("guests", "server_id"), ("allocations", "consumer_id"), ("consumers", "id")):
             found += [f"{table} {row}" for row in self.rows(f"SELECT * FROM {table} WHERE {column} = ?", server)]
         roots = (*self.home.glob("state*"), *self.home.glob("libvirt*"), *self.home.glob("instances"))
