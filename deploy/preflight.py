@@ -13,18 +13,16 @@ import subprocess
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from deploy import machine
 from deploy.cloud import Cloud
 from deploy.progress import Failure
 from deploy.servers import answers, is_taken
-from deploy.underlay import complaint
 
 DISK_GB, MEMORY_MB, LONGEST_HOME = 4, 1800, 48
-FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-#: What networks need of the kernel, each tried in a network namespace that lasts as long as the command.
-TRIED = ("ip link add probe type bridge", "ip link add probe type veth peer name other",
-         "ip link add probe type vxlan id 1 dstport 4789 local 127.0.0.1", "ip tuntap add probe mode tap",
-         "nft add table inet probe", "nft add table bridge probe")
-WITHOUT = "or set KILONOVA_NETWORKS=no for a cloud whose servers have no networks."
+MEMORY = "KILONOVA_DRIVER=memory works here: servers on paper only"
+#: What a cloud with guests, and one with networks too, needs of the machine; and which settings do without that.
+WITHOUT = ((machine.FOR_GUESTS, MEMORY),
+           (machine.FOR_NETWORKS, f"KILONOVA_NETWORKS=no works here: servers without networks; {MEMORY}"))
 FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
 
 
@@ -37,11 +35,15 @@ def check(cloud: Cloud) -> str:
     _machine(os.geteuid())
     _reach(cloud)
     _space(cloud)
-    notes = _networks(cloud) if cloud.has_networks and cloud.driver == "libvirt" else []
-    if cloud.supervisor() is not None:
-        notes.append("this cloud runs already")
-    else:
+    running = cloud.supervisor() is not None
+    if not running:
         _ports(cloud)
+    _rights(cloud)
+    external = cloud.underlay.external
+    notes = [f"{external} leads into this cloud from now on, instead of: {route}"
+             for route in (_routes(external) if cloud.has_networks and cloud.has_guests else [])]
+    if running:
+        notes.append("this cloud runs already")
     notes += _neighbours(cloud)
     if not Path("/run/systemd/system").is_dir():
         notes.append("no systemd here, which is fine")
@@ -81,22 +83,12 @@ def _space(cloud: Cloud) -> None:
                       "Stop other programs, or take a larger machine.")
 
 
-def _networks(cloud: Cloud) -> list[str]:
-    """Programs that are not installed yet are not asked; the step that uses them will say."""
-    if not FILTER.exists() and (said := complaint(["modprobe", "--dry-run", "br_netfilter"])):
-        raise Failure(f"The kernel has no br_netfilter, which security groups need: {said}",
-                      f"Load it ('modprobe br_netfilter', in a container on its host), {WITHOUT}")
-    if not Path("/dev/net/tun").exists():
-        raise Failure("There is no /dev/net/tun, which guests' interfaces need.",
-                      f"Load it ('modprobe tun'); give it to a container, {WITHOUT}")
-    for command in TRIED:
-        if shutil.which(command.split()[0], path="/usr/sbin:/sbin") and (
-                said := complaint(["unshare", "--net", *command.split()])):
-            raise Failure(f"Networks cannot be made here: '{command}' says: {said}",
-                          f"Run this where root may use the kernel's networking (in a container --privileged), "
-                          f"{WITHOUT}")
-    return [f"{cloud.underlay.external} leads into this cloud from now on, instead of: {route}"
-            for route in _routes(cloud.underlay.external)]
+def _rights(cloud: Cloud) -> None:
+    """What the cloud needs is tried; of a cloud on paper nothing is needed. A lab has no other settings."""
+    for abilities, instead in WITHOUT[:1 + cloud.has_networks] if cloud.has_guests else ():
+        lack = machine.lack_of(*abilities)
+        if lack is not None:
+            raise Failure(lack.what, lack.todo if cloud.apart else f"{lack.todo} Or go without: {instead}.")
 
 
 def _routes(external: IPv4Network) -> list[str]:

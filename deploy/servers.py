@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from deploy import libvirtd
 from deploy.broker import Broker
 from deploy.progress import Failure, run, wait
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
 STOP = {"postgresql": signal.SIGINT}      # on SIGTERM it would wait for its clients
-KINDS = ("rabbitmq", "postgresql", "mariadb", "libvirt")
+KINDS = ("rabbitmq", "postgresql", "mariadb")
 #: Below the ports of outgoing connections, and so far apart that no two clouds have the same part of the underlay.
 STEP, EVERYWHERE = 16, ""
 STARTS = tuple(range(20000, 30000, STEP))
@@ -86,7 +85,6 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
-        self._libvirt: Path | None = None
         self.broker: Broker | None = None
 
     def __enter__(self) -> Servers:
@@ -99,8 +97,6 @@ class Servers:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if self._libvirt is not None:
-            libvirtd.stop(self._libvirt)
         for name, process in reversed(self._processes):
             process.send_signal(STOP.get(name, signal.SIGTERM))
         for name, process in reversed(self._processes):
@@ -118,8 +114,7 @@ class Servers:
             Failure: it is not installed or does not come up.
         """
         starters: dict[str, Callable[[], str]] = {
-            "rabbitmq": self._rabbitmq, "postgresql": self._postgresql, "mariadb": self._mariadb,
-            "libvirt": self._libvirtd}
+            "rabbitmq": self._rabbitmq, "postgresql": self._postgresql, "mariadb": self._mariadb}
         return starters[kind]()
 
     def _rabbitmq(self) -> str:
@@ -158,13 +153,6 @@ class Servers:
             "--skip-name-resolve=1"], "mysql")
         self._wait("mariadb", port)
         return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
-
-    def _libvirtd(self) -> str:
-        self._libvirt = self.folder / "libvirt"
-        try:
-            return libvirtd.start(self._libvirt)
-        except libvirtd.Failed as failure:
-            raise Failure("libvirtd does not start.", str(failure)) from failure
 
     def _own(self, name: str, user: str) -> Path:
         folder = self.folder / name

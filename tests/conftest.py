@@ -4,14 +4,12 @@ time, however slow the machine is; more and new ones: ``--hypothesis-profile=exp
 """
 from hypothesis import HealthCheck, settings
 
-from tests.selection import pytest_addoption, pytest_collection_modifyitems, pytest_configure
-from tests.services import database_url, libvirt_uri, new_database, rabbitmq_url
+from tests.services import database_url, new_database, rabbitmq_url
 
-pytest_plugins = ["tests.failures"]
+pytest_plugins = ["tests.failures", "tests.selection"]
 settings.register_profile("rings", deadline=None, database=None, derandomize=True,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("rings"), derandomize=False, max_examples=5000)
 settings.load_profile("rings")
 
-__all__ = ["database_url", "libvirt_uri", "new_database", "pytest_addoption", "pytest_collection_modifyitems",
-           "pytest_configure", "rabbitmq_url"]
+__all__ = ["database_url", "new_database", "rabbitmq_url"]

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that tests use, as fixtures: each test gets a database of its own on them.
+"""What tests need that is not Python: servers, each test with a database of its own on them, and what a machine can do.
 
-``./deploy/test`` starts the servers and names them in KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB,LIBVIRT}_URL;
-below it a missing one is a failure. Elsewhere (``pytest tests/contract``) such tests are skipped and say which
-command runs them.
+``./deploy/test`` starts the servers and names them in KILONOVA_TEST_{RABBITMQ,POSTGRESQL,MARIADB}_URL; below it a
+missing one is a failure, and so is a missing program, for it has installed them. Elsewhere (``pytest tests/contract``)
+such tests are skipped and say which command runs them. Everywhere a test is skipped that needs what this machine does
+not allow: the fixtures that make namespaces, mounts and bridges ``demand`` them first.
 """
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from deploy import machine
+
 DATABASES = ("sqlite", "postgresql", "mariadb")
 
 
 def server(kind: str, ring: str = "contract") -> str:
-    """The URL of rabbitmq, postgresql, mariadb or libvirt."""
+    """The URL of rabbitmq, postgresql or mariadb."""
     variable = f"KILONOVA_TEST_{kind.upper()}_URL"
     url = os.environ.get(variable)
     if url:
@@ -29,16 +33,23 @@ def server(kind: str, ring: str = "contract") -> str:
     pytest.skip(f"needs {kind}; run: ./deploy/test {ring}")
 
 
+def demand(*abilities: machine.Ability, programs: Sequence[str] = (), ring: str = "contract") -> None:
+    """Skip what needs this of a machine that cannot do it, with its reason, or that has not these programs."""
+    lack = machine.lack_of(*abilities)
+    if lack is not None:
+        pytest.skip(lack.what)
+    missing = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if not missing:
+        return
+    if os.environ.get("KILONOVA_TEST"):
+        pytest.fail(f"not installed: {', '.join(missing)}")
+    pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test {ring}")
+
+
 @pytest.fixture(scope="session")
 def rabbitmq_url() -> str:
     """A broker, shared by all tests: take topics and hosts of your own."""
     return server("rabbitmq")
-
-
-@pytest.fixture(scope="session")
-def libvirt_uri() -> str:
-    """A libvirtd of ours, shared by all tests: take domains of your own."""
-    return server("libvirt")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Each hypervisor is a rig; QEMU gets a libvirtd of its own.
 """
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +15,11 @@ import pytest
 from common.store import upgrades
 from common.store.engine import Store
 from deploy import libvirtd
+from deploy.machine import FOR_GUESTS, FOR_HOSTS
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
 from tests.contract.virt_rigs import Rig, await_true, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
+from tests.services import demand
 
 __all__ = ["lab", "network_hosts"]
 #: On real guests a test runs in a slice, unless it has a mark of its own.
@@ -44,7 +45,7 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def private_libvirtd() -> Iterator[Path]:
     """A libvirtd for this module alone, because one of its tests kills it."""
-    _demand_tools()
+    demand(*FOR_GUESTS, programs=NEEDED)
     folder = Path(tempfile.mkdtemp(prefix="kn-virt-"))
     libvirtd.start(folder)
     yield folder
@@ -56,20 +57,12 @@ def private_libvirtd() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
     """Two real hosts, for this module alone."""
-    _demand_tools()
+    demand(*FOR_HOSTS, programs=NEEDED)
     folder = Path(tempfile.mkdtemp(prefix="kn-"))
     made = Machines(folder)
     yield made
     made.end()
     _leave_nothing(folder)
-
-
-def _demand_tools() -> None:
-    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if missing and os.environ.get("KILONOVA_TEST"):
-        pytest.fail(f"not installed: {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
 
 
 def _leave_nothing(folder: Path) -> None:

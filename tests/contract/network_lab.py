@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +20,10 @@ from typing import Any
 
 import pytest
 
+from deploy.machine import FOR_HOSTS
 from deploy.standalone.network.host.names import Names
 from tests.contract.network_neighbours import Service
+from tests.services import demand
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "shared secret"
@@ -310,19 +311,14 @@ def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
 NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
 
 
-def require_tools() -> None:
+def demand_networks() -> None:
     """Skip where this cannot work; fail where it must."""
-    missing = [tool for tool in NEEDED if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if os.geteuid() != 0 or missing:
-        reason = f"needs root and {', '.join(missing) or 'nothing else'}"
-        if os.environ.get("KILONOVA_TEST"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    demand(*FOR_HOSTS, programs=NEEDED)
 
 
 @pytest.fixture(scope="session")
 def network_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    require_tools()
+    demand_networks()
     lab = Lab(Service(), tmp_path_factory.mktemp("network"))
     try:
         lab.build(["x1", "x2"])

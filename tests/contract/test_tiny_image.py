@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import socket
 import subprocess
 import uuid
@@ -21,6 +19,7 @@ from common.models import Flavor, GuestSpec
 from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives
 from deploy.servers import free_ports
 from tests.contract.virt_rigs import BOOT_SECONDS, await_true
+from tests.services import demand
 
 pytestmark = pytest.mark.kvm_or_tcg
 TOOLS = ("qemu-system-x86_64", "ssh", "ssh-keygen", "mkfs.vfat", "mcopy")
@@ -92,11 +91,7 @@ class PlainGuest:
 
 @pytest.fixture
 def start(tmp_path: Path, bootable: Path) -> Iterator[Callable[..., PlainGuest]]:
-    missing = [tool for tool in TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if missing and os.environ.get("KILONOVA_TEST"):
-        pytest.fail(f"not installed: {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; run: ./deploy/test contract")
+    demand(programs=TOOLS)
     guests: list[PlainGuest] = []
 
     def started(*arguments: str) -> PlainGuest:

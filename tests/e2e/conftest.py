@@ -24,12 +24,14 @@ import pytest
 from deploy.cloud import Ports
 from deploy.commands import up
 from deploy.lab_hosts import Facts, Lab
+from deploy.machine import FOR_NETWORKS, Ability
 from deploy.servers import free_ports
 from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest, await_true
 from tests.e2e.watcher import Watcher
 from tests.failures import asked_first
+from tests.services import demand
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
             "key_pairs": 1000}
@@ -73,8 +75,7 @@ def new_home() -> Path:
 
 @pytest.fixture(scope="session")
 def first_up() -> Iterator[First]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root; run: ./deploy/test e2e")
+    demand(*FOR_NETWORKS)
     given = os.environ.get("KILONOVA_HOME")
     place = (Path(given), int(os.environ["KILONOVA_PORT_BASE"])) if given else (new_home(), free_ports(Ports.COUNT))
     live = Live(*place, hosts=(socket.gethostname(), f"{socket.gethostname()}-2"))
@@ -181,8 +182,7 @@ class MadeLab:
 def real_hosts(hosts: int, shared: bool = False) -> Iterator[MadeLab]:
     """A lab, watched from its first guest to its last; then nothing of it is anywhere. With KILONOVA_LAB (or
     KILONOVA_SHARED_LAB) in the environment, the home of one that runs, that one is taken and left running."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root; run: ./deploy/test e2e")
+    demand(*FOR_NETWORKS)
     given = os.environ.get("KILONOVA_SHARED_LAB" if shared else "KILONOVA_LAB")
     lab = Lab.open(Path(given)) if given else Lab.make(new_home(), Facts(hosts, shared, free_ports(Ports.COUNT)))
     live = LiveLab(lab)
@@ -243,8 +243,7 @@ def shared_lab(shared_lab_up: MadeLab) -> Iterator[LiveLab]:
 @contextmanager
 def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: int) -> Iterator[Live]:
     """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root; run: ./deploy/test e2e")
+    demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
         with asked_first(live):

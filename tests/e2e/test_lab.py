@@ -20,6 +20,7 @@ import pytest
 
 from deploy.cloud import Ports
 from deploy.lab_hosts import Facts, Lab
+from deploy.machine import FOR_NETWORKS
 from deploy.packages import ROOT
 from deploy.servers import free_ports
 from tests.e2e.conftest import MadeLab, new_home
@@ -27,6 +28,7 @@ from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import await_true
 from tests.e2e.watcher import MOMENT, WAYS
+from tests.services import demand
 
 pytestmark = pytest.mark.slice("moves")
 
@@ -189,6 +191,7 @@ def test_disks_of_a_shared_lab_are_in_one_folder(shared_lab: LiveLab) -> None:
 @pytest.fixture
 def half() -> Iterator[LiveLab]:
     """A lab of two hosts that was never finished; its home is made and must not stay."""
+    demand(*FOR_NETWORKS)
     live = LiveLab(Lab.make(new_home(), Facts(2, False, free_ports(Ports.COUNT))))
     yield live
     assert (live.home.exists(), live.processes(), live.in_kernel()) == (False, [], [])

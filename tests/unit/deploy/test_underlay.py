@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,10 +15,12 @@ import pytest
 
 from deploy import preflight, processes
 from deploy.cloud import Cloud, Ports
+from deploy.machine import FOR_HOSTS
 from deploy.progress import Failure
 from deploy.servers import free_ports
 from deploy.supervise import Program
 from deploy.underlay import EXTERNAL, PARTS, PORTS, TUNNELS, Underlay
+from tests.services import demand
 
 NO_BROKER = "rabbit://guest:guest@127.0.0.1:1/"
 
@@ -133,8 +133,7 @@ def test_lab_has_no_host_on_the_machine_but_a_gateway(tmp_path: Path) -> None:
 
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[Underlay]:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2")
+    demand(*FOR_HOSTS, programs=("ip", "nft"), ring="unit")
     made = Underlay(tmp_path, free_ports(Ports.COUNT))
     yield made
     made.remove()
