@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity: Kilonova's own session at Keystone, and the short token it gives to a host for images.
 
-The token is minted per message, kept for a minute, and never written anywhere.
+The token is minted per message, kept for a minute, and never written anywhere. The catalogue comes with a token of our
+own, which lives for hours: what it does not name is looked for in a new one once a minute.
 """
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class Identity:
         self._lock = threading.Lock()
         self._access: tuple[float, Access] | None = None
         self._session: Any = None
+        self._renewed: dict[str, float] = {}        # when a new catalogue was asked for each kind of service
 
     def session(self) -> Any:
         """A keystoneauth session as Kilonova's own user."""
@@ -91,10 +93,19 @@ class Identity:
         return found
 
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
-        """Of a neighbour; None: the catalogue does not name it."""
-        from keystoneauth1 import exceptions
+        """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
         if configured:
             return configured
+        found = self._named(kind)
+        if found is None and time.monotonic() >= self._renewed.get(kind, -KEEP) + KEEP:
+            self._renewed[kind] = time.monotonic()
+            self.forget_token()
+            found = self._named(kind)
+        return found
+
+    def _named(self, kind: str) -> str | None:
+        """What the catalogue of the present token says."""
+        from keystoneauth1 import exceptions
         try:
             found = self.session().get_endpoint(service_type=kind, region_name=self._conf.identity.region)
         except exceptions.EndpointNotFound:
