@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from deploy import configuration, power, processes, supervise
+from deploy import configuration, power, processes, settings, supervise
 from deploy.broker import Broker
 from deploy.configuration import write_secret
 from deploy.environment import VENV
@@ -256,6 +256,7 @@ class Cloud:
             marker.unlink()
         if self.supervisor() is None:
             supervise.write(self.run, [one for one in programs if one.name.startswith(processes.NEIGHBOURS)])
+            settings.remember(self)
             self._start_supervisor()
             self._await_broker()
         known = supervise.read(self.run)

@@ -13,7 +13,7 @@ import subprocess
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from deploy import machine
+from deploy import machine, settings
 from deploy.cloud import Cloud
 from deploy.progress import Failure
 from deploy.servers import answers, is_taken
@@ -33,6 +33,7 @@ def check(cloud: Cloud) -> str:
         Failure: of the first that does not hold.
     """
     _machine(os.geteuid())
+    _same(cloud)
     _reach(cloud)
     _space(cloud)
     running = cloud.supervisor() is not None
@@ -81,6 +82,14 @@ def _space(cloud: Cloud) -> None:
     if memory < MEMORY_MB and cloud.supervisor() is None:
         raise Failure(f"{memory} MiB of memory are available; {MEMORY_MB} are needed.",
                       "Stop other programs, or take a larger machine.")
+
+
+def _same(cloud: Cloud) -> None:
+    """A cloud that runs keeps its settings."""
+    then = settings.changed(cloud)
+    if then:
+        raise Failure(f"This cloud runs with other settings than these: {', '.join(then)}.",
+                      "Set them as they were; or stop it with ./deploy/down, which keeps its data, and run this again.")
 
 
 def _rights(cloud: Cloud) -> None:

@@ -93,6 +93,8 @@ def bootstrap(cloud: Cloud) -> None:
                                  "--service-password-file", cloud.secret("kilonova")]
     for kind, url in endpoints.items():
         command += ["--endpoint", f"{kind}={url}"]
+    if not cloud.has_networks:
+        command += ["--without", "network"]     # of a cloud that had them when it was started before
     run(command, "This is a bug; please report it.", log=cloud.log("identity-bootstrap"))
 
 

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openstack.exceptions import ServiceDisabledException
 
 from deploy.cloud import Ports
+from deploy.machine import Ability
+from deploy.seed import Seed
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
 from tests.e2e.guests import orphans
 from tests.e2e.live import PROGRAMS, SETTLE, Live, await_true
+from tests.services import demand
 
 #: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it takes some two.
 SECOND_RUN = 10, 60
@@ -123,6 +127,41 @@ def test_port_in_use_is_named_before_anything_changes(elsewhere: Live) -> None:
     assert "KILONOVA_PORT_BASE" in ran.stderr
     assert "ss -ltnp" in ran.stderr
     assert ran.stdout.splitlines()[-1].startswith("[1/17]")
+
+
+def networks_of(live: Live) -> list[str]:
+    """What a process that has just come finds in the network service; [] where the catalogue names none."""
+    live.seed = Seed(live.cloud)
+    try:
+        return sorted(network.name for network in live.seed.demo.network.networks())
+    except ServiceDisabledException:
+        return []
+
+
+def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Live) -> None:
+    """Needs no privileges. Nobody waits for a guest, and a running cloud keeps what it was started with."""
+    paper, without = {"KILONOVA_DRIVER": "memory"}, {"KILONOVA_DRIVER": "memory", "KILONOVA_NETWORKS": "no"}
+    demand(Ability.ROOT)
+    try:
+        for variables, networks in ((without, []), ({**paper, "KILONOVA_NETWORKS": "yes"}, ["private", "public"])):
+            done = elsewhere.up(**variables)
+            assert done.returncode == 0, done
+            assert "[17/17]" in done.stdout and "on paper only" in done.stdout and "ssh -i" not in done.stdout
+            assert networks_of(elsewhere) == networks
+            made = elsewhere.rest().call("POST", "/servers", {"server": {
+                "name": "other", "flavorRef": elsewhere.flavor(), "imageRef": elsewhere.image(),
+                "networks": "auto"}})
+            assert made.status == 202, made
+            refused = elsewhere.up(**paper, KILONOVA_NETWORKS="no" if networks else "yes", KILONOVA_HOSTS="2")
+            assert refused.returncode == 1
+            assert "[2/17]" not in refused.stdout
+            assert f"KILONOVA_NETWORKS={'yes' if networks else 'no'}, KILONOVA_HOSTS=1." in refused.stderr
+            assert "./deploy/down" in refused.stderr
+            assert networks_of(elsewhere) == networks
+            assert elsewhere.down().returncode == 0
+    finally:
+        elsewhere.down("--purge")
+    assert elsewhere.processes() == []
 
 
 def test_down_of_nothing_is_harmless(elsewhere: Live) -> None:

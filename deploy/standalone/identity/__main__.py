@@ -36,6 +36,7 @@ def main() -> None:
     first.add_argument("--admin-password-file")
     first.add_argument("--service-password-file", help="of the user kilonova in the project service")
     first.add_argument("--endpoint", type=_endpoint, action="append", default=[], metavar="TYPE=URL")
+    first.add_argument("--without", action="append", default=[], metavar="TYPE", help="a service that is no more")
     first.set_defaults(run=_bootstrap)
     serving = commands.add_parser("serve", help="serve until SIGTERM")
     serving.add_argument("--db", type=Path, required=True)
@@ -50,7 +51,7 @@ def _bootstrap(options: argparse.Namespace) -> None:
     given = {"admin": secret(options.admin_password_file, "KILONOVA_ADMIN_PASSWORD"),
              "kilonova": secret(options.service_password_file, "KILONOVA_SERVICE_PASSWORD")}
     database = Database(options.db, METADATA)
-    bootstrap(database, given, dict(options.endpoint))
+    bootstrap(database, given, dict(options.endpoint), options.without)
     database.close()
 
 

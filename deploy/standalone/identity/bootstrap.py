@@ -2,14 +2,14 @@
 """The first rows of an identity service, so that an admin can log in and services can find each other.
 
 `bootstrap` may run any number of times: it adds what is missing, sets the two passwords and the endpoints'
-URLs to what it is given, and leaves everything else as it is.
+URLs to what it is given, removes the endpoints of services that are no more, and leaves everything else as it is.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from deploy.standalone.database import Database
 from deploy.standalone.identity import passwords, schema
@@ -22,10 +22,12 @@ USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "ad
 """(user, project, roles in that project)."""
 
 
-def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: Mapping[str, str]) -> None:
+def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: Mapping[str, str],
+              without: Sequence[str] = ()) -> None:
     """Make domain, roles, projects, users ("admin" and "kilonova"), region, services and endpoints exist.
 
-    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one.
+    `endpoints` maps a service type to its URL, which becomes the public, internal and admin one; those of the types in
+    `without` are removed, so that the catalogue does not name them.
     """
     with database.read() as connection:
         stored = {row.name: row.password_hash for row in connection.execute(
@@ -46,6 +48,8 @@ def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: 
                 connection.execute(
                     update(schema.endpoints).where(schema.endpoints.c.id == key).values(url=url)
                 )
+        gone = select(schema.services.c.id).where(schema.services.c.type.in_(without))
+        connection.execute(delete(schema.endpoints).where(schema.endpoints.c.service_id.in_(gone)))
 
 
 def _ensure_user(

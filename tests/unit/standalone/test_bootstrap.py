@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first rows of the identity service are when they are made again with other services."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from deploy.standalone.database import Database
+from deploy.standalone.identity import schema
+from deploy.standalone.identity.bootstrap import bootstrap
+
+PASSWORDS = {"admin": "correct horse", "kilonova": "battery staple"}
+IMAGE, NETWORK = {"image": "http://127.0.0.1:9292"}, {"network": "http://127.0.0.1:9696"}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(tmp_path / "identity.db", schema.METADATA)
+    yield made
+    made.close()
+
+
+def named(database: Database) -> list[tuple[str, str]]:
+    """Type and URL of all endpoints."""
+    services, endpoints = schema.services.c, schema.endpoints.c
+    with database.read() as connection:
+        return sorted(tuple(row) for row in connection.execute(
+            select(services.type, endpoints.url).join_from(schema.services, schema.endpoints)))
+
+
+def test_service_that_is_no_more_has_no_endpoint_until_it_is_back(database: Database) -> None:
+    image, both = [*IMAGE.items()] * 3, [*IMAGE.items()] * 3 + [*NETWORK.items()] * 3
+    for endpoints, without, left in ((IMAGE | NETWORK, (), both), (IMAGE, (), both), (IMAGE, ("network",), image),
+                                     (IMAGE, ("network",), image), (IMAGE | NETWORK, (), both)):
+        bootstrap(database, PASSWORDS, endpoints, without)
+        assert named(database) == left
