@@ -25,7 +25,7 @@ ANOTHER = "another-5b1c8e0d"
 
 # --- its files ---
 def test_a_guest_that_is_off_moves_with_its_disk_which_grows(pair: Pair) -> None:
-    spec = replace(pair.off_with_canary(), flavor=LARGER)
+    spec = replace(pair.off_with_canary(has_run=True), flavor=LARGER)
     there = pair.destination.driver
     there.prepare(spec, pair.destination.read_image, QUIET)
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
@@ -193,7 +193,7 @@ def test_what_cannot_come_is_refused_before_the_guest_is_stopped(pair: Pair) -> 
 
 # --- shared storage ---
 def test_a_guest_of_shared_storage_is_found_there(sharing: Pair) -> None:
-    spec = sharing.off_with_canary()
+    spec = sharing.off_with_canary(has_run=True)
     for _ in range(2):
         assert sharing.received(spec) == 0
     assert sharing.booted_there(spec)

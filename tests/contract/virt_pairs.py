@@ -75,10 +75,14 @@ class Pair:
             self._limits.update(before)
 
     # --- a guest that is off ---
-    def off_with_canary(self) -> GuestSpec:
-        """At the source: off, offered, with a canary on its disk. Its next fence is 2."""
-        spec = self.source.boot_with_canary()
-        self.source.driver.ensure_stopped(spec.server, 1, BOOT_SECONDS, QUIET)
+    def off_with_canary(self, *, has_run: bool = False) -> GuestSpec:
+        """At the source: off, offered, with a canary on its disk. Its next fence is 2. One that ``has_run`` has planted
+        it by itself and was asked to power off."""
+        if has_run:
+            spec = self.source.boot_with_canary()
+            self.source.driver.ensure_stopped(spec.server, 1, BOOT_SECONDS, QUIET)
+        else:
+            spec = self.source.off_with_canary()
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -179,15 +180,30 @@ class Rig:
                        lambda: f"guest not ready: {self.console(server)[-2000:]}")
 
     def boot_with_canary(self) -> GuestSpec:
-        """A guest that is ready and has a canary on its disk."""
+        """A guest that is ready and has a canary on its disk. A real one has planted it by itself."""
         spec = self.boot(ready=True, user_data=CANARY)
-        if isinstance(self.driver, MemoryDriver):
-            self.driver.write_file(spec.server, "canary", "canary")
-        elif not self.real:
-            disk = self.folder / "instances" / spec.server / "disk"
-            subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -P 99 {CANARY_AT} {SECTOR}", disk], check=True,
-                           capture_output=True)
+        if not self.real:
+            self.write_canary(spec.server)
         return spec
+
+    def off_with_canary(self) -> GuestSpec:
+        """A guest that is off, has a canary on its disk and has never run, which would cost seconds."""
+        spec = self.boot(user_data=CANARY, paused=True)
+        self.driver.ensure_stopped(spec.server, 1, 0, QUIET)
+        self.write_canary(spec.server)
+        return replace(spec, paused=False)
+
+    def write_canary(self, server: str) -> None:
+        """Onto the disk of a guest that does not write there, as a real one would."""
+        if isinstance(self.driver, MemoryDriver):
+            self.driver.write_file(server, "canary", "canary")
+            return
+        with tempfile.NamedTemporaryFile() as sector:
+            sector.write(b"canary".ljust(SECTOR, b"\0"))
+            sector.flush()
+            write = f"write -s {sector.name} {CANARY_AT} {SECTOR}"
+            subprocess.run(["qemu-io", "-f", "qcow2", "-c", write, self.folder / "instances" / server / "disk"],
+                           check=True, capture_output=True)
 
     def has_canary(self, server: str, boot: int = 0, disk: str = "vda") -> bool:
         """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which calls it
@@ -195,7 +211,7 @@ class Rig:
         if isinstance(self.driver, MemoryDriver):
             return "canary" in self.driver.guests[server].disk
         if not self.real:
-            return holds_canary(self.folder / "instances" / server / "disk", "99")
+            return holds_canary(self.folder / "instances" / server / "disk")
         self.await_boots(server, boot)
         said = self.console(server).split("guest: booting")[boot]
         assert f"{disk} holds [" in said, said
@@ -245,9 +261,9 @@ def another(rig: Rig) -> ImageRef:
     return replace(rig.image, hash_algo="sha256", hash_value=hashlib.sha256(rig.content).hexdigest())
 
 
-def holds_canary(disk: Path, pattern: str = "") -> bool:
-    """A look at a disk that nobody writes: a real guest's canary, or a sector of one byte as qemu-io wrote it."""
-    look = f"read -P {pattern or ord('c')} {CANARY_AT} {SECTOR if pattern else 1}"
+def holds_canary(disk: Path) -> bool:
+    """A look, at its first letter, on a disk that nobody writes."""
+    look = f"read -P {ord('c')} {CANARY_AT} 1"
     told = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", look, disk], capture_output=True, text=True,
                           check=False)
     return told.returncode == 0 and "verification failed" not in told.stdout
