@@ -24,6 +24,8 @@ BOOT_CODE = Path("/usr/lib/syslinux/mbr/mbr.bin")
 SECTOR, BOOT_START, BOOT_SIZE = 512, 1 << 20, 39 << 20
 ROOT_START = BOOT_START + BOOT_SIZE
 FAT16, LINUX = 0x0E, 0x83
+#: How a kernel module ends that has a signature before it.
+SIGNED = b"~Module signature appended~\n"
 LOADER = """DEFAULT kilonova
 PROMPT 0
 LABEL kilonova
@@ -123,8 +125,8 @@ def _entry(flag: int, kind: int, start: int, size: int) -> bytes:
 
 
 def initramfs(folders: Iterable[str], files: dict[str, bytes], kernel: Path, modules: Iterable[str]) -> bytes:
-    """busybox as /bin/sh, ``files`` (all executable), and in /modules what the ``modules`` need; /modules/order
-    names them. A cpio archive, not compressed because unpacking costs more than reading it."""
+    """busybox as /bin/sh, ``files`` (all executable), and in /modules what the ``modules`` need, made ``lean``;
+    /modules/order names them. A cpio archive, not compressed because unpacking costs more than reading it."""
     archive = bytearray()
     for folder in folders:
         add(archive, folder, stat.S_IFDIR | 0o755)
@@ -132,11 +134,16 @@ def initramfs(folders: Iterable[str], files: dict[str, bytes], kernel: Path, mod
     add(archive, "bin/sh", stat.S_IFLNK | 0o777, b"busybox")
     loaded = in_order(modules_of(kernel), modules)
     files = {"bin/busybox": BUSYBOX.read_bytes(), "modules/order": "".join(f"{m.name}\n" for m in loaded).encode(),
-             **{f"modules/{module.name}": module.read_bytes() for module in loaded}, **files}
+             **{f"modules/{module.name}": lean(module.read_bytes()) for module in loaded}, **files}
     for name, data in files.items():
         add(archive, name, stat.S_IFREG | 0o755, data)
     add(archive, "TRAILER!!!", 0)
     return bytes(archive)
+
+
+def lean(module: bytes) -> bytes:
+    """Without its signature and with its BPF types hidden, which the kernel would check at each boot."""
+    return module.removesuffix(SIGNED).replace(b"\0.BTF\0", b"\0.btf\0")
 
 
 def in_order(tree: Path, modules: Iterable[str]) -> list[Path]:

@@ -82,6 +82,15 @@ def test_archive_holds_what_was_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
+def test_lean_module_has_no_signature_and_no_types_and_what_has_neither_stays() -> None:
+    plain = b"\x7fELF code\0.text\0.data\0"
+    assert boot_disk.lean(plain) == plain
+    signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
+    made = boot_disk.lean(signed)
+    assert b".BTF\0" not in made and not made.endswith(b"appended~\n")
+    assert made.startswith(b"\x7fELF code\0.text\0") and made.index(b".data") == signed.index(b".data")
+
+
 @pytest.mark.parametrize(("root_size", "partitions"), [
     (0, [(0x80, 0x0E, 1, 39)]),
     (800 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 800)])], ids=["boot alone", "with a root"])
