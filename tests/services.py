@@ -29,7 +29,7 @@ def server(kind: str, ring: str = "contract") -> str:
     if url:
         return url
     if os.environ.get("KILONOVA_TEST"):
-        pytest.fail(f"{variable} is not set: let this ring name {kind!r} in deploy/commands/test.py")
+        pytest.fail(f"{variable} is not set: let its job name {kind!r} in deploy/testing/plan.py")
     pytest.skip(f"needs {kind}; run: ./deploy/test {ring}")
 
 
