@@ -23,7 +23,7 @@ from common.clients.network_bindings import Bindings
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
 from deploy.standalone.network.fabric import Fabric, Settings
-from tests.contract.network_lab import Guest, Lab, Machine, await_true, captured, mac, require_tools, run
+from tests.contract.network_lab import Guest, Lab, Machine, await_true, captured, demand_networks, mac, run
 from tests.contract.network_neighbours import Service
 
 FRAMES = Path(__file__).with_name("network_frames.py")
@@ -113,7 +113,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    require_tools()
+    demand_networks()
     folder = tmp_path_factory.mktemp("moves")
     database = Database(folder / "network.db", schema.METADATA)
     service = Whole(database)

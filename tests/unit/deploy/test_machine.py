@@ -23,6 +23,7 @@ from deploy.progress import Failure
 NEEDY = ("tests/unit/deploy/test_underlay.py::test_hosts_reach_each_other_and_what_is_broken_is_mended",
          "tests/unit/compute_agent/test_images.py::test_full_disk_is_definite_and_another_host_may_do[announced]",
          "tests/contract/test_network_host.py", "tests/contract/test_network_host_leases.py",
+         "tests/contract/test_network_moves.py",
          "tests/contract/test_virt_actions.py::test_pause_keeps_the_guest_where_it_is[qemu]",
          "tests/contract/test_virt_moves.py::test_what_travels_is_what_there_is[qemu]",
          "tests/e2e/test_network.py", "tests/e2e/test_lab.py")
