@@ -39,7 +39,7 @@ def test_screen_speaks_rfb_to_several_at_once(rig: Rig) -> None:
 
 
 def test_serial_console_is_a_terminal_and_its_log_goes_on(rig: Rig) -> None:
-    spec = rig.boot(ready=True)
+    spec = rig.ready()
     for said in (b"first", b"second"):          # the second reader comes when the first has gone
         with rig.driver.console(spec.server, SERIAL) as console:
             console.sendall(b"echo " + said + b"\n")
@@ -58,10 +58,11 @@ def test_consoles_end_with_the_guest(rig: Rig) -> None:
 
 @pytest.mark.parametrize("by", ["reboot", "resume"])
 def test_consoles_are_there_again(rig: Rig, by: str) -> None:
-    spec = rig.boot(ready=True)
+    spec = rig.ready()
     if by == "reboot":
         rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)
         rig.await_boots(spec.server, 2)
+        assert not rig.real or f"id {spec.server}" in rig.console(spec.server), "it is another guest"
     else:
         rig.driver.ensure_suspended(spec.server, 2, QUIET)
         with pytest.raises(VerbFailed):

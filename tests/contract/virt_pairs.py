@@ -101,12 +101,13 @@ class Pair:
     # --- a guest that runs ---
     def counting(self) -> GuestSpec:
         """At the source: runs, counts in its memory, and is offered. Its next fence is 2."""
-        spec = self.source.boot(ready=True, user_data=TICKS)
+        spec = self.source.ready(TICKS)
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.write_memory(spec.server, "tick", "7")
             self.source.driver.write_file(spec.server, "canary", "canary")
         elif self.source.real:
-            await_true(lambda: ticks(self.source, spec.server) > 3, BOOT_SECONDS,
+            before = ticks(self.source, spec.server)
+            await_true(lambda: ticks(self.source, spec.server) > before + 3, BOOT_SECONDS,
                        lambda: self.source.console(spec.server)[-500:])
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)

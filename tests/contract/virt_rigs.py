@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from common.models import Flavor, GuestSpec, ImageRef, Interface
 from compute_agent.virt.driver import Driver, Run
 from compute_agent.virt.memory import MemoryDriver
 from deploy import libvirtd
 from tests import evidence, failures
+from tests.contract import virt_saved
+from tests.contract.virt_saved import Saved
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
@@ -83,8 +85,11 @@ BOOT_SECONDS = 60
 
 
 class Rig:
-    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it. ``daemon`` is
-    the folder of its own libvirtd."""
+    """One hypervisor. ``folder`` holds all its files; ``restart()`` is an agent that begins anew on it. ``daemon``: the
+    folder of its own libvirtd, of real guests that may go on from saved memory."""
+
+    #: User data -> the memory of a guest that was ready with it, by the hypervisor's URI.
+    _saved: ClassVar[dict[tuple[str, str], Saved]] = {}
 
     def __init__(self, kind: str, folder: Path, make: Callable[[], Driver], content: bytes, disk_format: str,
                  daemon: Path | None = None) -> None:
@@ -100,6 +105,12 @@ class Rig:
     @property
     def real(self) -> bool:
         return self.kind == "qemu"
+
+    @property
+    def uri(self) -> str:
+        """Of its own libvirtd."""
+        assert self._daemon is not None, self.kind
+        return libvirtd.uri(self._daemon)
 
     @property
     def has_console(self) -> bool:
@@ -164,6 +175,18 @@ class Rig:
         self.driver.ensure_guest(spec, self.read_image, QUIET)
         if ready:
             self.await_boots(spec.server, 1)
+        return spec
+
+    def ready(self, user_data: str = "") -> GuestSpec:
+        """A guest that is ready and has no interface. A real one may be made of what another had in its memory, for
+        tests that do not ask who it is, how it booted or what it wrote: its user data must write on no disk."""
+        if not self.real:
+            return self.boot(user_data=user_data)
+        if (self.uri, user_data) not in self._saved:
+            first = self.boot(ready=True, user_data=user_data)
+            self._saved[self.uri, user_data] = virt_saved.save(self, first)
+        spec = self.spec(user_data=user_data)
+        virt_saved.go_on(self, self._saved[self.uri, user_data], spec)
         return spec
 
     def console(self, server: str) -> str:

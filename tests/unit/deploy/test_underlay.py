@@ -142,7 +142,7 @@ def wire(tmp_path: Path) -> Iterator[Underlay]:
 
 
 def await_true(question: Callable[[], bool]) -> None:
-    """For a wire that is new as well: a bridge forwards nothing until it knows of a link, and a busy machine is late."""
+    """Also for a wire that is new: a bridge forwards nothing until it knows of a link, and a busy machine is late."""
     deadline = time.monotonic() + 10
     while not question():
         assert time.monotonic() < deadline
