@@ -129,7 +129,7 @@ def measure(bench: Bench) -> None:
     """All figures, in order."""
     client, image, flavor = bring_up(bench)
     load.one_at_a_time(client, "warm", 5, image, flavor)
-    time.sleep(6)
+    time.sleep(6)     # what the start left over is done by then, and nobody says so
     bench.figures["memory at rest, PSS MiB"] = bench.memory()
     statements, messages = bench.statements(), bench.messages()
     alone = load.one_at_a_time(client, "one", 20, image, flavor)
@@ -204,7 +204,7 @@ def restart(bench: Bench, client: load.Client, image: str, flavor: str) -> None:
             client.call("POST", "/servers", load.body("again", image, flavor, None))
             break
         except OSError:
-            time.sleep(0.05)
+            time.sleep(0.05)     # a process that starts cannot call us
     bench.figures["API start to first POST, s"] = round(time.monotonic() - began, 2)
 
 

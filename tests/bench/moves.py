@@ -64,7 +64,7 @@ def until(client: load.Client, server: str, body: dict[str, Any], reached: Calla
     while not reached(shown := show(client, server)):
         if shown["status"] == "ERROR" or time.perf_counter() - began > 30:
             raise SystemExit(f"{body} of {server} ended as {shown['status']}: {shown.get('fault')}")
-        time.sleep(0.002)
+        time.sleep(0.002)     # a client has to ask
     return time.perf_counter() - began
 
 
@@ -73,7 +73,7 @@ def made(client: load.Client, image: str, flavor: str, network: str | None) -> s
     _, answer = client.call("POST", "/servers", load.body("moves", image, flavor, network))
     server = str(answer["server"]["id"])
     while show(client, server)["status"] == "BUILD":
-        time.sleep(0.01)
+        time.sleep(0.01)     # a client has to ask
     return server
 
 

@@ -100,7 +100,7 @@ def announce(own: bytes) -> None:
     put(announcement(own))
     print("announced", flush=True)
     for pause in (0.05, 0.15, 0.25, 0.35):
-        time.sleep(pause)
+        time.sleep(pause)     # the times at which QEMU announces a guest
         put(announcement(own))
 
 
@@ -114,7 +114,7 @@ def speak(connection: socket.socket) -> None:
     with connection:
         while True:
             connection.send(b"word\n")
-            time.sleep(0.05)
+            time.sleep(0.05)     # twenty words a second, for ever
 
 
 def main(words: list[str]) -> None:

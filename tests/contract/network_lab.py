@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import pytest
 
 from deploy.machine import FOR_HOSTS
 from deploy.standalone.network.host.names import Names
+from tests import waiting
 from tests.contract.network_neighbours import Service
 from tests.services import demand
 
@@ -50,10 +50,7 @@ def run(*words: str | Path, space: str | None = None, check: bool = True, text: 
 
 def await_true(question: Callable[[], object], story: str, seconds: float = 10) -> None:
     """Until the question is answered with something true."""
-    deadline = time.monotonic() + seconds
-    while not question():
-        assert time.monotonic() < deadline, story
-        time.sleep(0.01)
+    waiting.await_true(question, seconds, story, pause=0.01)
 
 
 def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
@@ -63,10 +60,7 @@ def pings(space: str, address: str, wait: str = "0.5", *words: str) -> bool:
 
 def reaches(space: str, address: str, seconds: float = 10) -> bool:
     """Is a packet answered in the end? For first ones: a bridge forwards nothing until it knows of a new link."""
-    deadline = time.monotonic() + seconds
-    while not (answered := pings(space, address, "1")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return answered
+    return waiting.is_true_within(lambda: pings(space, address, "1"), seconds, pause=0.01)
 
 
 @dataclass

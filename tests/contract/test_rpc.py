@@ -166,7 +166,7 @@ def late(url: str, seconds: float) -> Iterator[str]:
                 target.sendall(data)
 
     def serve() -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)     # lateness is what is tried
         with contextlib.suppress(OSError):
             while True:
                 pair = door.accept()[0], socket.create_connection((real.hostname, real.port))

@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import requests
 
 from deploy.servers import free_ports
 from deploy.standalone.trial import Cloud, running
+from tests.waiting import await_true
 
 PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -99,10 +99,7 @@ def files(cloud: Cloud) -> set[str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true within 20 s"
-        time.sleep(0.02)
+    await_true(condition, 20, "the condition")
 
 
 # The real clients

@@ -22,6 +22,7 @@ import requests
 
 from deploy.servers import free_ports
 from deploy.standalone.trial import Cloud, running
+from tests.waiting import await_true
 
 PATIENT = ("--wait-seconds", "20")
 """An answer has waited for its host, however busy this machine is."""
@@ -134,10 +135,7 @@ def member(rig: Rig) -> Any:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true within 20 s"
-        time.sleep(0.02)
+    await_true(condition, 20, "the condition")
 
 
 def bound(rig: Rig, network: str, host: str, **attributes: Any) -> Any:

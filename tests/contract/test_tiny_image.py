@@ -18,8 +18,9 @@ import pytest
 from common.models import Flavor, GuestSpec
 from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives
 from deploy.servers import free_ports
-from tests.contract.virt_rigs import BOOT_SECONDS, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS
 from tests.services import demand
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.kvm_or_tcg
 TOOLS = ("qemu-system-x86_64", "ssh", "ssh-keygen", "mkfs.vfat", "mcopy")

@@ -22,8 +22,8 @@ from tests.contract.virt_rigs import (
     TICKS,
     Rig,
     another,
-    await_true,
 )
+from tests.waiting import await_true
 
 #: Longer than any test may take: a verb that waits for it fails the test.
 FOREVER = 100

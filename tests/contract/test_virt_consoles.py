@@ -9,7 +9,8 @@ import uuid
 import pytest
 
 from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig
+from tests.waiting import await_true
 
 SECONDS = 20
 

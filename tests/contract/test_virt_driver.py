@@ -24,10 +24,10 @@ from tests.contract.virt_rigs import (
     QUIET,
     Rig,
     another,
-    await_true,
     libvirt_test_rig,
     tiny_image,
 )
+from tests.waiting import await_true
 
 
 def test_guest_boots_once_and_knows_who_it_is(rig: Rig) -> None:

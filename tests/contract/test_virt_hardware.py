@@ -21,7 +21,8 @@ from common.wire import from_wire, to_wire
 from compute_agent.virt.driver import RUNNING, Run, VerbFailed
 from compute_agent.virt.fetches import WAITING
 from compute_agent.virt.memory import MemoryDriver
-from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, another, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, another
+from tests.waiting import await_true
 
 TWO = replace(NANO, vcpus=2, extra_specs={"hw:cpu_sockets": "1", "hw:cpu_cores": "2"})
 #: Extra specs and properties that every hypervisor here can carry out, and where in the XML each is found.

@@ -17,7 +17,8 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run,
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import interface_xml
 from deploy import libvirtd
-from tests.contract.virt_rigs import NICS, QUIET, Rig, another, await_true
+from tests.contract.virt_rigs import NICS, QUIET, Rig, another
+from tests.waiting import await_true
 
 
 @pytest.fixture

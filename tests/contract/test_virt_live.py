@@ -30,8 +30,9 @@ from compute_agent.virt.libvirt.connection import IS_SAVED, LEAVES, Connection
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 from tests.contract.test_virt_driver import kill_daemon, says
 from tests.contract.virt_pairs import Machines
-from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET
 from tests.contract.virt_travellers import SLOW, Steered, Traveller
+from tests.waiting import await_true
 
 pytestmark = [pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")]
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ from tests.contract.virt_pairs import (
     Pair,
     ticks,
 )
-from tests.contract.virt_rigs import QUIET, await_true
+from tests.contract.virt_rigs import QUIET
+from tests.waiting import await_true
 
 
 def prepared(pair: Pair, spec: GuestSpec) -> dict[str, object]:

@@ -25,9 +25,9 @@ from tests.contract.virt_rigs import (
     BOOT_SECONDS,
     QUIET,
     Rig,
-    await_true,
     holds_canary,
 )
+from tests.waiting import await_true
 
 
 def taken(rig: Rig, server: str, run: Run = QUIET) -> bytes:

@@ -27,7 +27,8 @@ from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, Run, V
 from tests.contract.conftest import QEMU_MOVES
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
-from tests.contract.virt_rigs import QUIET, REPOSITORY, await_true
+from tests.contract.virt_rigs import QUIET, REPOSITORY
+from tests.waiting import await_true
 
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
 of_files = pytest.mark.parametrize("pair", ["test"], indirect=True)

@@ -21,7 +21,8 @@ from common.models import Flavor, GuestSpec
 from compute_agent.virt.driver import Part, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver, Slow
 from deploy import libvirtd
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig
+from tests.waiting import await_true
 
 SECRET = "the right one"
 LARGER = Flavor("2", "m1.micro", 1, 160, 2)
@@ -175,7 +176,7 @@ def trickling(data: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Few bytes at a time, for ever so long."""
     for at, chunk in data:
         for begin in range(0, len(chunk), 16):
-            time.sleep(0.02)
+            time.sleep(0.02)     # slowness is what is tried
             yield at + begin, chunk[begin:begin + 16]
 
 

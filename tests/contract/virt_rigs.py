@@ -11,7 +11,6 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from deploy import libvirtd
 from tests import evidence, failures
 from tests.contract import virt_saved
 from tests.contract.virt_saved import Saved
+from tests.waiting import await_true
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
@@ -290,13 +290,6 @@ def holds_canary(disk: Path) -> bool:
     told = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", look, disk], capture_output=True, text=True,
                           check=False)
     return told.returncode == 0 and "verification failed" not in told.stdout
-
-
-def await_true(question: Callable[[], object], seconds: float, story: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
-    while not question():
-        assert time.monotonic() < deadline, story()
-        time.sleep(0.05)
 
 
 def memory_rig(folder: Path) -> Rig:

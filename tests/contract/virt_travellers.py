@@ -23,7 +23,8 @@ from compute_agent.virt.libvirt.images import MEBIBYTE
 from compute_agent.virt.libvirt.live import Options
 from deploy import libvirtd
 from tests.contract.virt_pairs import Machines, ticks
-from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, await_true
+from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig
+from tests.waiting import await_true
 
 #: What the guest writes on its disk: where, and how much.
 WRITTEN_AT, WRITTEN = 64 << 20, 8 << 20

@@ -19,6 +19,8 @@ import requests
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from tests.waiting import await_true
+
 START_SECONDS, ANSWER_SECONDS = 60, 30
 SIZE = (1024, 768)
 #: Keys that are no letters: name -> (code, number of the key, what it types).
@@ -81,11 +83,7 @@ class Browser:
         return told.read_text().partition("\n")[0] if told.exists() else ""
 
     def _await(self, question: Callable[[], Any], seconds: float, story: str) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (answer := question()):
-            assert time.monotonic() < deadline, f"{story}; the page said {self.said[-20:]}"
-            time.sleep(0.1)
-        return answer
+        return await_true(question, seconds, lambda: f"{story}; the page said {self.said[-20:]}", pause=0.1)
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One question of the protocol; what the page says meanwhile is kept."""

@@ -28,10 +28,11 @@ from deploy.machine import FOR_NETWORKS, Ability
 from deploy.servers import free_ports
 from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
 from tests.e2e.lab import LiveLab
-from tests.e2e.live import Live, Rest, await_true
+from tests.e2e.live import Live, Rest
 from tests.e2e.watcher import Watcher
 from tests.failures import asked_first
 from tests.services import demand
+from tests.waiting import await_true
 
 NO_LIMIT = {"instances": 1000, "cores": 1000, "ram": 1 << 24, "server_groups": 1000, "server_group_members": 1000,
             "key_pairs": 1000}

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from tests.e2e.guests import Guest, entered
-from tests.e2e.live import await_true
+from tests.waiting import await_true
 
 BROADCAST = b"\xff" * 6
 TOOL, SOURCE = "/tmp/send_frames", Path(__file__).with_name("send_frames.c")

@@ -23,7 +23,8 @@ from typing import Any
 from deploy.connectivity import KEY, PRIVATE, PUBLIC, QUICK, SSH
 from deploy.standalone.network.host.names import Names
 from tests.contract.virt_rigs import IN_TURNS
-from tests.e2e.live import BOOT, SETTLE, Live, Rest, await_true
+from tests.e2e.live import BOOT, SETTLE, Live, Rest
+from tests.waiting import await_true
 
 #: Seconds: what a change of rules or addresses may take to be true on a host; what a silent peer is given.
 SOON, SILENCE = 15, 2

@@ -33,8 +33,9 @@ from deploy import libvirtd
 from deploy.lab_hosts import Lab, arguments
 from deploy.packages import ROOT
 from deploy.underlay import NAMESPACES
-from tests.e2e.live import SETTLE, Live, await_true
+from tests.e2e.live import SETTLE, Live
 from tests.e2e.watcher import Watcher
+from tests.waiting import await_true
 
 #: Seconds after which a host that says nothing counts as down, and what may be added.
 SILENCE = 30 + 30

@@ -29,6 +29,7 @@ from deploy.packages import ROOT
 from deploy.seed import READY, Seed
 from deploy.standalone.network.host.names import Names
 from tests import evidence, failures
+from tests.waiting import await_true
 
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
@@ -37,15 +38,6 @@ BOOT, SETTLE = 120, 120
 DIAGNOSIS = 30
 #: How an answer ends whose API process was killed: before it, or in the middle of it.
 CUT_OFF = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
-
-
-def await_true(question: Callable[[], Any], seconds: float, story: Callable[[], object], pause: float = 0.1) -> Any:
-    """Ask until the answer is true and return it; fail with the story."""
-    deadline = time.monotonic() + seconds
-    while not (answer := question()):
-        assert time.monotonic() < deadline, story()
-        time.sleep(pause)
-    return answer
 
 
 @dataclass(frozen=True)

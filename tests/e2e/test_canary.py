@@ -16,7 +16,8 @@ from functools import partial
 import pytest
 
 from tests.contract.virt_rigs import CANARY
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import KEPT
-from tests.e2e.live import SETTLE, Live, Reply, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Reply, Rest
+from tests.waiting import await_true
 
 #: Pairs that exclude each other, whichever is first, and also once the first has ended.
 PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (

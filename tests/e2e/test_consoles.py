@@ -15,7 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.browser import Browser
-from tests.e2e.live import Live, Rest, await_true
+from tests.e2e.live import Live, Rest
+from tests.waiting import await_true, is_true_within
 
 ENDED = 10      #: seconds within which a session notices
 
@@ -65,9 +66,7 @@ def type_until(browser: Browser, line: str, arrived: Callable[[], bool], story: 
     guest is too busy to fetch them are lost."""
     def typed() -> bool:
         browser.type(f"{line}\n")
-        patience = time.monotonic() + 10
-        while not (there := arrived()) and time.monotonic() < patience:
-            time.sleep(0.1)
+        there = is_true_within(arrived, 10, pause=0.1)
         if not there:
             browser.press("Enter")      # what is left of the line is another one
         return there

@@ -14,7 +14,8 @@ from deploy.connectivity import KEY, PRIVATE
 from deploy.packages import ROOT
 from deploy.progress import run
 from tests.e2e.guests import Guest, give_address, remove
-from tests.e2e.live import SETTLE, Live, await_true
+from tests.e2e.live import SETTLE, Live
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 IMAGE, USER = "debian-12", "debian"

@@ -13,8 +13,9 @@ import pytest
 
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
-from tests.e2e.live import BOOT, PROGRAMS, SETTLE, await_true
+from tests.e2e.live import BOOT, PROGRAMS, SETTLE
 from tests.e2e.test_moves import admin, ask, moved
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 

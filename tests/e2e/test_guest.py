@@ -8,7 +8,8 @@ from datetime import datetime
 import pytest
 
 from compute_agent.virt.libvirt.domain_xml import domain_name
-from tests.e2e.live import Live, Rest, await_true
+from tests.e2e.live import Live, Rest
+from tests.waiting import await_true
 
 TALKS = '#!/bin/sh\necho "kilonova tiny guest: six times seven is $((6 * 7)) on $(hostname)"\n'
 ENDS = "#!/bin/sh\npoweroff -f\n"

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
-from tests.e2e.live import Live, Reply, Rest, await_true
+from tests.e2e.live import Live, Reply, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

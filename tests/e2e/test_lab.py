@@ -26,9 +26,9 @@ from deploy.servers import free_ports
 from tests.e2e.conftest import MadeLab, new_home
 from tests.e2e.guests import listener, witness
 from tests.e2e.lab import SILENCE, LiveLab
-from tests.e2e.live import await_true
 from tests.e2e.watcher import MOMENT, WAYS
 from tests.services import demand
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 
@@ -260,16 +260,16 @@ def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None
         with asked(lab, "lab1") as first, asked(lab, "lab2") as second:
             here = first.createXML(spinning(server, folders[0]))
             there = second.createXML(spinning(server, folders[1]), libvirt.VIR_DOMAIN_START_PAUSED)
-            time.sleep(3 * MOMENT)
+            time.sleep(3 * MOMENT)     # time enough to see what must not be seen
             assert watcher.violations == [], "one that waits for a migration is paused, and runs nowhere else"
             with pytest.raises(AssertionError, match=f"{server} ran on"), watcher.watching():
                 there.resume()
                 await_true(lambda: all(any(f"by {way}" in one for one in watcher.violations) for way in WAYS),
                            10 * MOMENT, lambda: watcher.violations)
             here.suspend()
-            time.sleep(MOMENT)
+            time.sleep(MOMENT)     # a sighting is of a moment, and this one must be over
             with watcher.watching():        # one goes on where the other stopped
-                time.sleep(2 * MOMENT)
+                time.sleep(2 * MOMENT)     # time enough to see what must not be seen
             here.destroy()
             there.destroy()
     finally:
@@ -281,4 +281,4 @@ def test_watcher_sees_two_running_domains_of_one_server(lab_up: MadeLab) -> None
 def test_watcher_that_does_not_look_fails(lab_up: MadeLab) -> None:
     watcher = lab_up.live.watcher()
     with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
-        time.sleep(1.1)
+        time.sleep(1.1)     # a watch of less than a second need not have looked

@@ -12,7 +12,8 @@ import pytest
 
 from tests.e2e.guests import Account, Witness, listener, witness
 from tests.e2e.lab import LiveLab
-from tests.e2e.live import BOOT, SETTLE, Rest, await_true
+from tests.e2e.live import BOOT, SETTLE, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 

@@ -14,7 +14,8 @@ import pytest
 from deploy.connectivity import ADDRESSES, KEY, PUBLIC
 from tests.e2e.conftest import Pair, clear
 from tests.e2e.guests import SOON, Guest, door, kernel
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

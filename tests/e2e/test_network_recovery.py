@@ -14,7 +14,8 @@ from deploy.connectivity import KEY, PRIVATE
 from deploy.standalone.network.host.names import TABLES
 from tests.e2e.conftest import Pair
 from tests.e2e.guests import SOON, Guest, give_address, guest, kernel, listener, orphans
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

@@ -18,7 +18,8 @@ import pytest
 from tests.e2e.conftest import Pair
 from tests.e2e.frames import BROADCAST, arp_answer, mac_of, mark, router_advertisement, send, udp, watching
 from tests.e2e.guests import SOON, Guest, door
-from tests.e2e.live import Live, await_true
+from tests.e2e.live import Live
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

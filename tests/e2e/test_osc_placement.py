@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live import SETTLE, Live, await_true
+from tests.e2e.live import SETTLE, Live
+from tests.waiting import await_true
 
 ADMIN, JSON = "kilonova-admin", " -f json"
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import without_guests
-from tests.e2e.live import PROGRAMS, SETTLE, Live, Rest, await_true
+from tests.e2e.live import PROGRAMS, SETTLE, Live, Rest
+from tests.waiting import await_true
 
 HOSTS = tuple(f"rack{number:02}" for number in range(1, 21))
 MANY = 100      # creates at once

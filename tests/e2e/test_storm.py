@@ -17,7 +17,8 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.live import CUT_OFF, SETTLE, Live, Rest, await_true
+from tests.e2e.live import CUT_OFF, SETTLE, Live, Rest
+from tests.waiting import await_true
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
 CLIENTS, STRIKES, EVERY = 6, 15, 1.0      # seconds

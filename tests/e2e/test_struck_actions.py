@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.e2e.live import SETTLE, Live, Rest, await_true
+from tests.e2e.live import SETTLE, Live, Rest
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
 

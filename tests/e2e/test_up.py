@@ -21,8 +21,9 @@ from deploy.seed import Seed
 from deploy.servers import free_ports
 from tests.e2e.conftest import First, new_home
 from tests.e2e.guests import orphans
-from tests.e2e.live import PROGRAMS, SETTLE, Live, await_true
+from tests.e2e.live import PROGRAMS, SETTLE, Live
 from tests.services import demand
+from tests.waiting import await_true
 
 #: Seconds of work, and in all, that it may take on a machine that is busy with others; alone it takes some two.
 SECOND_RUN = 10, 60

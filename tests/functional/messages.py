@@ -66,6 +66,7 @@ class PrivateTransport:
             answer = self._real.call(self._own(topic), method, server, timeout, **arguments)
             if not self._network.lose(f"answer to {method}"):
                 return answer
+        # A message that was lost is noticed when its time is over.
         time.sleep(max(0.0, began + timeout - time.monotonic()))
         raise errors.NoAnswer(f"{topic} did not answer {method}: the test lost it")
 

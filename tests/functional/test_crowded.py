@@ -51,7 +51,7 @@ def until_ended(cloud: Cloud, seconds: float = 180) -> None:
 
     def ended() -> bool:
         assert cloud.watcher.read(overfull) == []
-        time.sleep(0.05)
+        time.sleep(0.05)     # the look above would take the processor from those who are looked at
         return not cloud.watcher.read(lambda tx: tx.scalar(busy))
     cloud.until(ended, seconds, "every create has ended")
 

@@ -11,6 +11,7 @@ import configparser
 import os
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -183,6 +184,16 @@ def test_no_shell_and_no_swallowed_error(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("tests"), ids=name_of)
 def test_tests_use_the_real_thing(path: Path) -> None:
     assert [module for module, _ in imports(path) if module.split(".")[0] == "mock" or "unittest.mock" in module] == []
+
+
+@pytest.mark.parametrize("path", sources("tests"), ids=name_of)
+def test_a_sleep_of_a_test_says_why_it_must_be(path: Path) -> None:
+    """In a comment on its line or on the one before; loops that ask are ``tests.waiting``."""
+    with path.open("rb") as file:
+        said = {token.start[0] for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT}
+    slept = {node.lineno for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)
+             and ast.unparse(node.func) in ("time.sleep", "sleep")}
+    assert [line for line in sorted(slept) if not {line, line - 1} & said] == []
 
 
 def test_dependencies_are_what_is_imported() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.watcher import KERNEL, MOMENT, WAYS, Sighting, Sightings, Watcher
+from tests.waiting import await_true
 
 
 def story(*sightings: tuple[str, float]) -> list[str]:
@@ -65,10 +66,7 @@ def test_a_look_that_fails_is_told_and_others_follow() -> None:
     watcher = Watcher({}, Falters()).start()
     try:
         with pytest.raises(AssertionError, match=f"{KERNEL} failed: FileNotFoundError"), watcher.watching():
-            deadline = time.monotonic() + 10
-            while not watcher.looks[KERNEL]:
-                assert time.monotonic() < deadline, "the first failure was the last look"
-                time.sleep(0.01)
+            await_true(lambda: watcher.looks[KERNEL], 10, "a look after the first failure")
         assert len(watcher.violations) == 1
     finally:
         watcher.stop()
@@ -78,6 +76,6 @@ def test_one_way_of_looking_does_not_stand_for_the_other() -> None:
     watcher = Watcher({}, {}).start()
     try:
         with pytest.raises(AssertionError, match=f"looked 0 times by {WAYS[0]}"), watcher.watching():
-            time.sleep(1.1)
+            time.sleep(1.1)     # a watch of less than a second need not have looked
     finally:
         watcher.stop()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from common.models import Flavor, GuestSpec
 from compute_agent.consoles import Consoles
 from compute_agent.virt.driver import SERIAL, VNC
 from compute_agent.virt.memory import QUIET, MemoryDriver
+from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 
@@ -46,13 +46,6 @@ def said(console: socket.socket, length: int) -> bytes:
     while len(found) < length and (part := console.recv(length - len(found))):
         found += part
     return found
-
-
-def await_true(question: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not question():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_bytes_pass_both_ways_unchanged(relay: Consoles) -> None:

@@ -180,7 +180,7 @@ def test_one_download_serves_all_who_wait(tmp_path: Path) -> None:
 
     def reader(image: str) -> Iterator[bytes]:
         reads.append(image)
-        time.sleep(0.2)
+        time.sleep(0.2)     # the others ask meanwhile, and nothing shows that they wait
         yield GOOD
 
     results = fetch_in_threads(ImageCache(tmp_path), [reader] * 4)

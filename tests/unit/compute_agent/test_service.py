@@ -19,8 +19,8 @@ from compute_agent.service import Host
 from compute_agent.sync import FULL_REPORT, Agent
 from compute_agent.virt.driver import ABORTED, SHUTDOWN
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
-from tests.contract.virt_rigs import await_true
 from tests.unit.compute_agent.test_moving_verbs import Reader
+from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 GUEST = GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1))

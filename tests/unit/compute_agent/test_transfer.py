@@ -23,9 +23,9 @@ from tests.unit.compute_agent.transfer_rig import (
     Folder,
     Meddler,
     Rig,
-    await_true,
     whole,
 )
+from tests.waiting import await_true
 
 CONTENT = os.urandom(3 * MEBIBYTE + 12345)
 

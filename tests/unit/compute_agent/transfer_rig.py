@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,10 +105,3 @@ class Meddler:
 
 def whole(peer: Peer, name: str, size: int) -> bytes:
     return b"".join(sparse.filled(size, peer.read(name)))
-
-
-def await_true(question: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not question():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

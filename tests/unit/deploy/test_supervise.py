@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,15 +15,13 @@ from deploy import supervise
 from deploy.cloud import Cloud, Ports
 from deploy.packages import ROOT
 from deploy.progress import Failure
+from tests.waiting import await_true
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]     # does not end by itself
 
 
 def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+    await_true(condition, seconds, "it happens")
 
 
 def alive(pid: int) -> bool:
