@@ -2,9 +2,18 @@
 """Fixtures for every ring; those of one noun stand beside its tests. Properties are tried on the same examples each
 time, however slow the machine is; more and new ones: ``--hypothesis-profile=explore``.
 """
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
-from tests.services import database_url, new_database, rabbitmq_url
+from tests import statements
+from tests.services import (
+    database_url,
+    new_database,
+    rabbitmq_url,
+    servers,
+    upgraded_database,
+    upgraded_url,
+)
 
 pytest_plugins = ["tests.failures", "tests.selection"]
 settings.register_profile("rings", deadline=None, database=None, derandomize=True,
@@ -12,4 +21,6 @@ settings.register_profile("rings", deadline=None, database=None, derandomize=Tru
 settings.register_profile("explore", settings.get_profile("rings"), derandomize=False, max_examples=5000)
 settings.load_profile("rings")
 
-__all__ = ["database_url", "new_database", "rabbitmq_url"]
+sa.event.listen(sa.Engine, "engine_connect", statements.share)
+
+__all__ = ["database_url", "new_database", "rabbitmq_url", "servers", "upgraded_database", "upgraded_url"]

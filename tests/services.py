@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
+from common.store.engine import Store
 from deploy import machine
+from tests.schemas import Server, upgrade
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
 
@@ -52,24 +53,55 @@ def rabbitmq_url() -> str:
     return server("rabbitmq")
 
 
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[str], Server]]:
+    """``servers("mariadb")``: the databases of this process on it."""
+    made: dict[str, Server] = {}
+
+    def find(kind: str) -> Server:
+        if kind not in made:
+            made[kind] = Server(server(kind))
+        return made[kind]
+
+    yield find
+    for one in made.values():
+        one.close()
+
+
 @pytest.fixture
-def new_database(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+def new_database(servers: Callable[[str], Server], tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """``new_database("mariadb")`` makes an empty database of this kind and returns its URL; it is dropped at
     the test's end."""
-    made: list[tuple[str, str]] = []
+    made: list[tuple[Server, str]] = []
 
     def make(kind: str) -> str:
-        name = f"kn_{uuid.uuid4().hex[:20]}"
         if kind == "sqlite":
-            return f"sqlite:///{tmp_path / name}.db"
-        admin = server(kind)
-        _execute(admin, f"CREATE DATABASE {name}" + (" CHARACTER SET utf8mb4" if kind == "mariadb" else ""))
-        made.append((admin, name))
-        return sa.make_url(admin).set(database=name).render_as_string(hide_password=False)
+            return _file(tmp_path)
+        made.append((servers(kind), servers(kind).create()))
+        return made[-1][1]
 
     yield make
-    for admin, name in made:
-        _execute(admin, f"DROP DATABASE {name}" + (" WITH (FORCE)" if admin.startswith("postgresql") else ""))
+    for one, url in made:
+        one.drop(url)
+
+
+@pytest.fixture
+def upgraded_database(servers: Callable[[str], Server], tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """As ``new_database``, but it has the newest schema."""
+    lent: list[tuple[Server, str]] = []
+
+    def lend(kind: str) -> str:
+        if kind == "sqlite":
+            store = Store(_file(tmp_path))
+            upgrade(store)
+            store.close()
+            return str(store.url)
+        lent.append((servers(kind), servers(kind).lend()))
+        return lent[-1][1]
+
+    yield lend
+    for one, url in lent:
+        one.take_back(url)
 
 
 @pytest.fixture(params=DATABASES)
@@ -78,7 +110,11 @@ def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], s
     return new_database(request.param)
 
 
-def _execute(url: str, statement: str) -> None:
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(statement)
+@pytest.fixture(params=DATABASES)
+def upgraded_url(request: pytest.FixtureRequest, upgraded_database: Callable[[str], str]) -> str:
+    """A database with the newest schema; the test runs once on each kind."""
+    return upgraded_database(request.param)
+
+
+def _file(folder: Path) -> str:
+    return f"sqlite:///{folder / uuid.uuid4().hex}.db"

@@ -59,7 +59,7 @@ JOBS = (
     Job("workflows", "workflows-1", part=(1, 2)),
     Job("workflows", "workflows-2", part=(2, 2)),
     Job("contract", "contract-guests", mark="kvm_or_tcg"),
-    Job("contract", "contract-databases", frozenset({"new_database"}), servers=SQL),
+    Job("contract", "contract-databases", frozenset({"servers"}), servers=SQL),
     Job("functional", "functional", servers=("rabbitmq", *SQL)),
     Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"})),
     Job("e2e", "e2e-memory"),

@@ -21,6 +21,7 @@ from common.vault import Vault
 from compute_api import app
 from compute_api.dependencies import Services, Settings
 from tests.api.networks import Networks
+from tests.schemas import upgrade
 
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 PROJECT, OTHER = "p" * 32, "q" * 32
@@ -116,7 +117,7 @@ class Cloud:
 
     def furnish(self) -> None:
         """Tables, two flavors and a host."""
-        schema.metadata.create_all(self.store.engine)
+        upgrade(self.store)
         for number, (name, vcpus, memory, disk) in enumerate((("m1.tiny", 1, 512, 1), ("m1.small", 1, 2048, 20)), 1):
             self.add_flavor(Flavor(str(number), name, vcpus, memory, disk))
         self.add_host("host1")

@@ -16,6 +16,7 @@ from common.store import allocations, doctor, hosts, schema, services
 from common.store.engine import Store, now
 from compute_api.placement_service import app, routes
 from tests.api.conftest import OTHER, PROJECT, Callers
+from tests.schemas import upgrade
 
 PARTS = HostInventory("QEMU", 7002000, "host1.cloud", 8, 16384, 100, "192.0.2.1", {}, ratios={"VCPU": 4.0},
                       traits=["COMPUTE_NODE", "HW_CPU_X86_AVX"], reserved_memory_mb=512)
@@ -78,8 +79,7 @@ class Placement:
 
 @pytest.fixture
 def placement(tmp_path: Path) -> Iterator[Placement]:
-    store = Store(f"sqlite:///{tmp_path}/kilonova.db")
-    schema.metadata.create_all(store.engine)
+    store = upgrade(Store(f"sqlite:///{tmp_path}/kilonova.db"))
     store.write(lambda tx: hosts.hello(tx, "host1", "boot", PARTS))
     yield Placement(store)
     store.close()

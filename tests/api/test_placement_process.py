@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from common.store import schema
 from common.store.engine import Store
 from deploy.servers import free_ports
+from tests.schemas import upgrade
 
 FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id": "admin", "X-Roles": "admin"}
 
@@ -27,7 +27,7 @@ FORGED = {"X-Identity-Status": "Confirmed", "X-User-Id": "admin", "X-Project-Id"
 def url(tmp_path: Path) -> Iterator[str]:
     """Where the process answers; nobody answers for tokens."""
     store, port = Store(f"sqlite:///{tmp_path}/kilonova.db"), free_ports(1)
-    schema.metadata.create_all(store.engine)
+    upgrade(store)
     store.close()
     (tmp_path / "kilonova.conf").write_text(
         f"[database]\nurl = {store.url}\n[placement]\nport = {port}\n"

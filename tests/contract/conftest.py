@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from common.store import upgrades
 from common.store.engine import Store
 from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
-from tests.contract.virt_rigs import Rig, await_true, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
+from tests.contract.virt_rigs import Rig, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 from tests.services import demand
+from tests.waiting import await_true
 
 __all__ = ["lab", "network_hosts"]
 #: On real guests a test runs in a slice, unless it has a mark of its own.
@@ -29,10 +29,9 @@ NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
+def store(upgraded_url: str) -> Iterator[Store]:
     """An empty store."""
-    made = Store(database_url)
-    upgrades.upgrade(made)
+    made = Store(upgraded_url)
     yield made
     made.close()
 

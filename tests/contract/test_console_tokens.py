@@ -11,16 +11,15 @@ import sqlalchemy as sa
 
 from common import errors
 from common.clock import SECOND
-from common.store import console_tokens, guests, schema, upgrades
+from common.store import console_tokens, guests, schema
 from common.store.engine import Store, now
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b12"
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    made = Store(database_url)
-    upgrades.upgrade(made)
+def store(upgraded_url: str) -> Iterator[Store]:
+    made = Store(upgraded_url)
     made.write(lambda tx: guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 3},
                                           {"server_id": OTHER, "host": "h1", "fence": 3}]))
     yield made

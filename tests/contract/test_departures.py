@@ -22,7 +22,6 @@ from common.store import (
     schema,
     servers,
     services,
-    upgrades,
 )
 from common.store.engine import Store, now
 from common.wire import to_wire
@@ -33,10 +32,9 @@ FLAVOR, IMAGE = Flavor("1", "m1.nano", 1, 128, 1), ImageRef("i", properties={"os
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
+def store(upgraded_url: str) -> Iterator[Store]:
     """Two hosts; the first takes servers in while they run, and the second does not."""
-    made = Store(database_url)
-    upgrades.upgrade(made)
+    made = Store(upgraded_url)
     for name, uri in (("h1", "qemu+tcp://h1/system"), ("h2", "")):
         made.write(lambda tx, name=name, uri=uri: hosts.hello(tx, name, "boot", HostInventory(
             "QEMU", 7002000, "", 4, 8192, 100, facts={"migration": {"uri": uri, "address": ""}})))

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from gabbi import driver
 
-from common.store import schema
 from common.store.engine import Store
 from compute_api.placement_service import app
 from compute_api.placement_service.rules import RULES
 from deploy.environment import ORACLE, ORACLE_PIN
 from tests.contract import placement_worlds
+from tests.schemas import Server, upgrade
 
 GABBITS = ORACLE / "placement/tests/functional/gabbits"
 KNOWN = tomllib.loads(Path(__file__).with_name("placement_known.toml").read_text())
@@ -72,11 +72,12 @@ def outcome(store: Store, folder: Path, source: Path) -> Names:
 
 
 def run(folder: Path, source: Path, url: str = "") -> Names:
-    """Run a file over an empty database of its own."""
+    """Run a file over this database, or over one of its own."""
     (folder / "tests").mkdir(parents=True)
     store = Store(url or f"sqlite:///{folder}/placement.db")
     try:
-        schema.metadata.create_all(store.engine)
+        if not url:
+            upgrade(store)
         return outcome(store, folder / "tests", source)
     finally:
         store.close()
@@ -110,9 +111,12 @@ def test_what_passes_is_what_we_say(gabbits: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_other_databases_do_as_well(gabbits: Path, tmp_path: Path, kind: str, new_database: Callable[[str], str]
+def test_other_databases_do_as_well(gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
                                     ) -> None:
+    databases = servers(kind)
     for name in ON_EVERY_DATABASE:
-        result = run(tmp_path / Path(name).stem, gabbits / name, new_database(kind))
+        url = databases.lend()
+        result = run(tmp_path / Path(name).stem, gabbits / name, url)
+        databases.take_back(url)
         assert set(result.failed) == expected(name), "\n".join(
             text for test, text in result.failed.items() if test not in expected(name))

@@ -15,7 +15,7 @@ from common import errors, ids, states
 from common.clock import SECOND, Clock
 from common.context import RequestContext
 from common.models import HostInventory, Result, Sync
-from common.store import actions, allocations, doctor, guests, hosts, schema, services, upgrades
+from common.store import actions, allocations, doctor, guests, hosts, schema, services
 from common.store.engine import Store, for_update, insert_ignore, now
 from conductor import reports
 from tests.workflows.simulator import Cloud, Time
@@ -63,7 +63,7 @@ def active_server(store: Store) -> str:
 def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:
     def twice(tx: sa.Connection) -> tuple[int, int]:
         first = tx.scalar(sa.select(now()))
-        time.sleep(0.05)
+        time.sleep(0.05)     # a server's clock cannot be turned
         return first, tx.scalar(sa.select(now()))
     first, second = store.write(twice)
     assert second - first >= 0.04 * SECOND
@@ -184,9 +184,8 @@ def test_a_take_asks_for_versions_and_not_for_each_workflow(store: Store) -> Non
     assert sum(one.count(".version <=") for one in said) == 2
 
 
-def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(database_url: str) -> None:
-    store, other = Store(database_url, pool=1), Store(database_url)
-    upgrades.upgrade(store)
+def test_a_snapshot_is_of_one_moment_and_its_connection_is_as_before(upgraded_url: str) -> None:
+    store, other = Store(upgraded_url, pool=1), Store(upgraded_url)
 
     def twice(tx: sa.Connection, name: str) -> list[int]:
         """What is there before somebody else writes, and after."""

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import Cell, Device, FittedCell, Fitting, HostInventory
-from common.store import allocations, doctor, guests, hosts, inventories, schema, server_groups, services, upgrades
+from common.store import allocations, doctor, guests, hosts, inventories, schema, server_groups, services
 from common.store.engine import Connection, Store, now
 from common.wire import to_wire
 
@@ -17,10 +17,9 @@ Broken = Callable[[Connection], Any]
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
+def store(upgraded_url: str) -> Iterator[Store]:
     """Two hosts; on each, two servers in a group of no more than two a host, one of them with parts of its host."""
-    store = Store(database_url)
-    upgrades.upgrade(store)
+    store = Store(upgraded_url)
     store.write(fill)
     yield store
     store.close()

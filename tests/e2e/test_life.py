@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from tests.e2e.guests import witness
 from tests.e2e.lab import LiveLab
-from tests.e2e.live import BOOT, await_true
+from tests.e2e.live import BOOT
 from tests.e2e.test_moves import admin, ask, booted_again, larger
+from tests.waiting import await_true
 
 
 def kill_every_process(lab: LiveLab) -> None:

@@ -27,7 +27,7 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.store import actions, doctor, schema, server_groups, services, upgrades
+from common.store import actions, doctor, schema, server_groups, services
 from common.store.engine import Store
 from common.wire import to_wire
 from compute_agent.journal import Journal
@@ -42,6 +42,7 @@ from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
 from tests import evidence, failures
 from tests.functional.messages import Network, PrivateTransport
+from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
@@ -69,7 +70,6 @@ class Cloud:
         self._stoppers: list[Callable[[], Any]] = []
         self._transports: list[PrivateTransport] = []
         self.watcher = Store(database)
-        upgrades.upgrade(self.watcher)
         self._closers.append(self.watcher.close)
         self.store = self._store("api")
         self._creator = Creator(self.store, QUOTA)
@@ -178,10 +178,7 @@ class Cloud:
         return time.monotonic() - began
 
     def until(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
-        while not happened():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-            time.sleep(0.005)
+        await_true(happened, seconds, what, pause=0.005)
 
     def until_idle(self) -> None:
         """Wait until no action and no debt is left."""

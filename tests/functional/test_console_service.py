@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from compute_api.console_service import sessions as parts
 from compute_api.console_service.door import Door
 from compute_api.console_service.service import Service, listen
 from compute_api.console_service.sessions import Sessions
+from tests.schemas import upgrade
+from tests.waiting import await_true
 
 SERVERS = [f"6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b1{n}" for n in range(3)]
 OURS, ALLOWED = "https://consoles.example", "https://cloud.example:8443"
@@ -36,7 +38,7 @@ class World:
 
     def __init__(self, folder: Path, most: int = 4, per_server: int = 2) -> None:
         self.store = Store(f"sqlite:///{folder}/console.db")
-        schema.metadata.create_all(self.store.engine)
+        upgrade(self.store)
         self.driver = MemoryDriver()
         for server in SERVERS:
             self.driver.ensure_guest(GuestSpec(server, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1)),
@@ -119,13 +121,6 @@ def echoes(browser: ClientConnection, said: bytes = b"hello") -> bool:
         assert isinstance(part, bytes)
         heard += part
     return heard == said
-
-
-def await_true(question: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not question():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- a session ---

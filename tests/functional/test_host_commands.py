@@ -16,7 +16,7 @@ from common.models import Flavor, HostInventory, Sync, SyncAnswer
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.store import departures, guests, hosts, servers, upgrades
+from common.store import departures, guests, hosts, servers
 from common.store.engine import Store
 from common.wire import to_wire
 from deploy.cli.hands import Stop
@@ -47,12 +47,11 @@ class Rung:
 
 
 @pytest.fixture
-def conductor(new_database: Callable[[str], str], tmp_path: Path) -> Iterator[Rung]:
+def conductor(upgraded_database: Callable[[str], str], tmp_path: Path) -> Iterator[Rung]:
     """Two hosts, a stopped server on the first, a scheduler; the conductor does not move anything."""
-    url = new_database("sqlite")
+    url = upgraded_database("sqlite")
     (tmp_path / "kilonova.conf").write_text(f"[DEFAULT]\ntransport_url = kombu+memory://\n[database]\nurl = {url}\n")
     conf, store, rung = config.load(str(tmp_path / "kilonova.conf")), Store(url), Rung()
-    upgrades.upgrade(store)
     for name in ("h1", "h2"):
         store.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HOST))
     server = ids.new()

@@ -19,6 +19,7 @@ from common.store import actions, at_once, schema
 from common.store.engine import Store, now
 from compute_api.policy import Policy
 from tests import allowed
+from tests.schemas import upgrade
 
 PROJECT, SERVER = "p" * 32, "5" * 8
 CALLERS = {
@@ -82,7 +83,7 @@ def judged(row: states.Action, found: Any, caller: RequestContext) -> int:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     path: Path = tmp_path_factory.mktemp("actions") / "store.db"
     made = Store(f"sqlite:///{path}")
-    schema.metadata.create_all(made.engine)
+    upgrade(made)
     with made.begin() as tx:
         tx.execute(sa.insert(schema.servers).values(created_at=now(), updated_at=now()), {
             "id": SERVER, "project_id": PROJECT, "user_id": "u1", "name": "vm", "hostname": "vm", "vm_state": "active",

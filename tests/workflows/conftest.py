@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.store.engine import Store
+from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time)
+    cloud = Cloud(memory_store(time), time)
     yield cloud
     cloud.store.close()

@@ -11,7 +11,7 @@ from common import states
 from common.context import RequestContext
 from common.models import Command
 from common.store import actions, at_once, schema
-from common.store.engine import Store
+from tests.schemas import memory_store
 from tests.workflows.scenarios import bigger, watch
 from tests.workflows.simulator import Cloud, Time
 
@@ -23,7 +23,7 @@ Act = Callable[[str], object]
 def clouds(hosts: int = 3, storage: str = "") -> Cloud:
     """Hosts that have said hello; after every round the oracle is asked."""
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time, hosts, storage)
+    cloud = Cloud(memory_store(time), time, hosts, storage)
     watch(cloud)
     cloud.round()
     return cloud

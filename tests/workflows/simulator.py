@@ -136,7 +136,6 @@ class Cloud:
 
     def __init__(self, store: Store, time: Time, hosts: int = 2, storage: str = "") -> None:
         self.store, self.time = store, time
-        schema.metadata.create_all(store.engine)
         self.images, self.networks = Images(), Networks()
         self.cut: set[str] = set()
         self.equip(hosts, storage)

@@ -9,9 +9,9 @@ import pytest
 
 from common import errors, states
 from common.store import migrations, services
-from common.store.engine import Store
 from compute_agent.virt.memory import Fail
 from deploy.cli import drain
+from tests.schemas import memory_store
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.simulator import FLAVOR, Cloud, Time
 
@@ -20,7 +20,7 @@ from tests.workflows.simulator import FLAVOR, Cloud, Time
 def cloud() -> Iterator[Cloud]:
     """Three hosts that have said hello."""
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time, hosts=3)
+    cloud = Cloud(memory_store(time), time, hosts=3)
     cloud.round()
     yield cloud
     cloud.store.close()

@@ -12,17 +12,17 @@ import pytest
 from common import states
 from common.models import Command
 from common.store import actions
-from common.store.engine import Store
 from compute_agent.virt.memory import Fail
 from conductor import runner
 from conductor.workflows import WORKFLOWS
+from tests.schemas import memory_store
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
 
 def fault_points(workflow: str) -> list[tuple[str, ...]]:
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time)
+    cloud = Cloud(memory_store(time), time)
     trial = trial_of(cloud, workflow)
     trial.crash_at(-1)
     trial.begin()

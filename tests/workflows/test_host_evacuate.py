@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from common import errors, states
 from common.store.engine import Store
 from deploy.cli import drain
+from tests.schemas import memory_store, upgrade
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.simulator import Cloud, Time
 
@@ -19,7 +20,7 @@ from tests.workflows.simulator import Cloud, Time
 def cloud() -> Iterator[Cloud]:
     """Three hosts that have said hello."""
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time, hosts=3)
+    cloud = Cloud(memory_store(time), time, hosts=3)
     cloud.round()
     yield cloud
     cloud.store.close()
@@ -67,7 +68,7 @@ def test_an_evacuation_that_somebody_else_begins_is_waited_for(tmp_path: Path) -
     """It begins, and has its place elsewhere, between two statements of one look: in neither the server would be there,
     and the host called empty while the other may fail still."""
     time = Time()
-    cloud = Cloud(Store(f"sqlite:///{tmp_path}/k.db", time=time), time, hosts=3)
+    cloud = Cloud(upgrade(Store(f"sqlite:///{tmp_path}/k.db", time=time)), time, hosts=3)
     cloud.round()
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()

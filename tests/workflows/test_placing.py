@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from common import states
 from common.models import Flavor
 from common.store import actions, hosts, schema, services
-from common.store.engine import Store
 from common.wire import to_wire
 from compute_agent.virt.memory import Fail
+from tests.schemas import memory_store
 from tests.workflows.images import Images
 from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import FLAVOR, Cloud, Host, Time
@@ -28,7 +28,7 @@ OTHER_IMAGE = "55555555-5555-4555-8555-555555555555"
 def cloud() -> Iterator[Cloud]:
     """Three hosts that have said hello."""
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time, hosts=3)
+    cloud = Cloud(memory_store(time), time, hosts=3)
     cloud.round()
     yield cloud
     cloud.store.close()

@@ -13,6 +13,7 @@ from common.clock import Clock
 from common.store import actions, schema
 from common.store.engine import Store
 from compute_api import waiting
+from tests.schemas import upgrade
 
 
 class Time(Clock):
@@ -36,7 +37,7 @@ class Time(Clock):
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/w.db")
-    schema.metadata.create_all(made.engine)
+    upgrade(made)
     made.write(lambda tx: actions.insert(tx, [{
         "id": "a", "server_id": "s", "project_id": "p", "user_id": "u", "request_id": "r", "name": "createImage",
         "workflow": "snapshot", "fence": 1}]))

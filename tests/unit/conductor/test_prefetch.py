@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from common import ids
 from common.models import ImageRef, Sync
 from common.store import host_images, schema, services
-from common.store.engine import Store
 from conductor import prefetch, reports
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
+from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 IMAGES = [ImageRef(ids.new(), "raw", 7, properties={"os_type": "linux"}), ImageRef(ids.new(), "qcow2", 8)]
@@ -25,7 +25,7 @@ class Rig(Cloud):
     def __init__(self) -> None:
         time = Time()
         self.told: list[tuple[str, list[ImageRef]]] = []
-        super().__init__(Store("sqlite://", time=time), time)
+        super().__init__(memory_store(time), time)
         for host in self.hosts.values():
             self.sync(host)
 

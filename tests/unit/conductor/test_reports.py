@@ -11,15 +11,15 @@ from common import states
 from common.clock import SECOND
 from common.models import Result, Sync
 from common.store import host_states, hosts, schema
-from common.store.engine import Store
 from conductor import reports, runner
+from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 
 @pytest.fixture
 def cloud() -> Cloud:
     time = Time()
-    cloud = Cloud(Store("sqlite://", time=time), time)
+    cloud = Cloud(memory_store(time), time)
     for host in cloud.hosts.values():
         cloud.sync(host)
     return cloud

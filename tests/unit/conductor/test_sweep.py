@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.store import services
-from common.store.engine import Store
 from conductor.sweep import JUMP, Watch, sweep
+from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 
@@ -15,7 +15,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.time, self.watch = Time(), Watch()
-        self.cloud = Cloud(Store("sqlite://", time=self.time), self.time, hosts=6)
+        self.cloud = Cloud(memory_store(self.time), self.time, hosts=6)
         for host in self.cloud.hosts.values():
             self.cloud.sync(host)
         self.rounds(40, list(self.cloud.hosts))

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from common import config
-from common.store import console_tokens, doctor, guests, upgrades
+from common.store import console_tokens, doctor, guests
 from common.store.engine import Store
 from deploy.cli.config import text
 from deploy.cli.doctor import ask_hosts, findings
 from deploy.cli.main import COMMANDS, main, parser
+from tests.schemas import upgrade
 
 SAMPLE = Path(__file__).resolve().parents[3] / "deploy/samples/kilonova.conf"
 
@@ -106,7 +107,7 @@ def test_wrong_value_is_refused_with_the_options_name(conf: Path, capsys: pytest
 
 def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrades.upgrade(store)
+    upgrade(store)
     looks = [{"h1": {"s": 1}}, {}]
     assert findings(store, lambda: looks.pop(0), pause=0) == []
     steady = findings(store, lambda: {"h1": {"s": 1}, "h2": {"s": 1}}, pause=0)

@@ -10,11 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import HostInventory
-from common.store import allocations, guests, hosts, schema, services, upgrades
+from common.store import allocations, guests, hosts, schema, services
 from common.store.departures import Debt, HostState
 from common.store.engine import Store
 from deploy.cli.debts import LATE, goes, state
 from deploy.cli.main import main
+from tests.schemas import upgrade
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "7a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b12"
 MOVE = "8a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b13"
@@ -30,7 +31,7 @@ def conf(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrades.upgrade(made)
+    upgrade(made)
     for name in ("a", "b"):
         made.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
     yield made

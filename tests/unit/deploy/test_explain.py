@@ -11,11 +11,12 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import Explanation, Flavor, HostInventory, ImageRef, RequestSpec
-from common.store import actions, hosts, schema, server_groups, servers, upgrades
+from common.store import actions, hosts, schema, server_groups, servers
 from common.store.engine import Store, now
 from common.wire import to_wire
 from deploy.cli.explain import explain
 from deploy.cli.main import parser
+from tests.schemas import upgrade
 
 UNKNOWN = "5a0f7c1e-9d2b-4b8e-8a43-0c9d9a7f5b11"
 FLAVOR = Flavor("42", "m1.small", 2, 2048, 20)
@@ -33,7 +34,7 @@ class Cloud:
         self.conf = folder / "kilonova.conf"
         self.conf.write_text(f"[database]\nurl = sqlite:///{folder}/k.db\n")
         self.store = Store(f"sqlite:///{folder}/k.db")
-        upgrades.upgrade(self.store)
+        upgrade(self.store)
         for name in ("a", "b", "c"):
             self.store.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HostInventory(
                 "QEMU", 7002000, name + ".cloud", 4, 8192, 100)))

@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import HostInventory
-from common.store import hosts, schema, services, upgrades
+from common.store import hosts, schema, services
 from common.store.engine import Store
 from deploy.cli.main import main
+from tests.schemas import upgrade
 
 HOST = HostInventory("QEMU", 7002000, "", 4, 8192, 100, reserved_memory_mb=192, ratios={"VCPU": 4.0})
 
@@ -28,7 +29,7 @@ def conf(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrades.upgrade(made)
+    upgrade(made)
     for name in ("a", "b", "c"):
         made.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HOST))
     yield made
@@ -99,6 +100,6 @@ def test_hosts_whose_builds_fail_are_left_out_for_a_while(conf: Path, store: Sto
 
 def test_a_cloud_without_hosts(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrades.upgrade(empty)
+    upgrade(empty)
     empty.close()
     assert lines(conf, capsys, status=1)[-1] == "0 hosts, 0 of them take new servers"

@@ -10,13 +10,14 @@ import sqlalchemy as sa
 
 from common.clock import SECOND
 from common.models import HostInventory
-from common.store import departures, hosts, schema, services, upgrades
+from common.store import departures, hosts, schema, services
 from common.store.departures import HostState
 from common.store.engine import Store
 from deploy.cli import drain
 from deploy.cli.evacuate import too_many
 from deploy.cli.hands import Stop
 from deploy.cli.main import main, parser
+from tests.schemas import upgrade
 
 UP = HostState("h1", "uuid", up=True)
 DRAINED = HostState("h1", "uuid", up=True, disabled=True, reason="drained by kilonova host drain since 2026-01-02")
@@ -39,7 +40,7 @@ def test_what_is_taken_back_and_what_is_not(state: HostState, changes: dict[str,
 def store(tmp_path: Path) -> Iterator[Store]:
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
     made = Store(f"sqlite:///{tmp_path}/k.db")
-    upgrades.upgrade(made)
+    upgrade(made)
     made.write(lambda tx: hosts.hello(tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
     yield made
     made.close()

@@ -45,7 +45,7 @@ def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
 
 def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
     found = [job_of("contract", fixtures, marks, "x").name for fixtures, marks in (
-        ({"pair", "tmp_path"}, GUEST), ({"rig"}, GUEST), ({"pair"}, set()), ({"store", "new_database"}, set()))]
+        ({"pair", "tmp_path"}, GUEST), ({"rig"}, GUEST), ({"pair"}, set()), ({"store", "servers"}, set()))]
     assert found == ["contract-moves", "contract-guests", "contract-services", "contract-databases"]
 
 

@@ -18,6 +18,7 @@ from scheduler import service
 from scheduler.columns import seed
 from scheduler.select import Options
 from scheduler.snapshot import Numbers, Snapshot, Stock
+from tests.schemas import upgrade
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Cloud:
 def cloud() -> Iterator[Cloud]:
     clock = FakeClock()
     store = Store("sqlite:///:memory:", time=clock.micros)
-    schema.metadata.create_all(store.engine)
+    upgrade(store)
     yield Cloud(store, clock)
     store.close()
 
