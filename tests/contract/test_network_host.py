@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.contract.network_lab import SECRET, Guest, Lab, captured, mac, pings, reaches, rule, run
-from tests.waiting import await_true
+from tests.contract.network_lab import SECRET, Guest, Lab, await_true, captured, mac, pings, reaches, rule, run
 
 SEND = Path(__file__).with_name("network_frames.py")
 

@@ -21,8 +21,7 @@ from deploy.standalone.network.host.dnsmasq import Dnsmasq, configure
 from deploy.standalone.network.host.kernel import Kernel
 from deploy.standalone.network.host.names import Names
 from deploy.standalone.network.host.servers import Servers
-from tests.contract.network_lab import demand_networks, run
-from tests.waiting import await_true
+from tests.contract.network_lab import await_true, demand_networks, run
 
 NETWORK = "10000000-0000-0000-0000-000000000000"
 SUBNETS = {"subnet-four": {"cidr": "10.0.0.0/24", "version": 4, "gateway": None, "dhcp": True},

@@ -18,8 +18,7 @@ from deploy.standalone.network.host.ledger import Ledger, assign
 from deploy.standalone.network.host.names import Names
 from deploy.standalone.network.host.nft import changes, gone, whole
 from deploy.standalone.network.host.service import Host, clean
-from tests.contract.network_lab import Lab, mac, rule, run
-from tests.waiting import await_true
+from tests.contract.network_lab import Lab, await_true, mac, rule, run
 
 
 def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:

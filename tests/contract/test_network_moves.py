@@ -23,9 +23,8 @@ from common.clients.network_bindings import Bindings
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
 from deploy.standalone.network.fabric import Fabric, Settings
-from tests.contract.network_lab import Guest, Lab, Machine, captured, demand_networks, mac, run
+from tests.contract.network_lab import Guest, Lab, Machine, await_true, captured, demand_networks, mac, run
 from tests.contract.network_neighbours import Service
-from tests.waiting import await_true
 
 FRAMES = Path(__file__).with_name("network_frames.py")
 WAIT_SECONDS = 20      # an answer has waited for its host, however busy this machine is
