@@ -32,7 +32,8 @@ SIDE_BY_SIDE = (os.cpu_count() or 1) + 1
 #: Seconds: between two lines that say how far the jobs are; what one may take to remove its clouds.
 TELL_EVERY_SECONDS, TEAR_DOWN_SECONDS = 60, 180
 FAILURES = re.compile(r"^=+ (FAILURES|ERRORS) =+$", re.MULTILINE)
-SHARE = re.compile(rb"\[ *(\d+)%\]")
+#: What pytest writes of the tests that have ended, a letter each.
+ENDED = re.compile(rb"^[.FEsxX]+", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,9 @@ class Result:
         found = FAILURES.search(text)
         return text[found.start():] if found else text[-20_000:]
 
-    def share(self) -> str:
-        """How far it is, by the end of its log."""
-        told = SHARE.findall(self.log.read_bytes()[-4096:])
-        return f"{int(told[-1])} %" if told else "begins"
+    def ended(self) -> int:
+        """How many tests have ended so far, by its log."""
+        return sum(map(len, ENDED.findall(self.log.read_bytes())))
 
 
 class Jobs:
@@ -135,8 +135,8 @@ class Jobs:
                 ended = self._ended.get(timeout=TELL_EVERY_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    told = [f"{name} {result.share()}" for name, (result, _) in self._running.items()]
-                say(f"        … {', '.join(told)}")
+                    told = [f"{name} {result.ended()}" for name, (result, _) in self._running.items()]
+                say(f"        … tests that have ended: {', '.join(told)}")
                 continue
             if isinstance(ended, Exception):
                 raise ended

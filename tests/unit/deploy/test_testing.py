@@ -127,6 +127,7 @@ def test_report_is_counted_and_failures_are_told(tmp_path: Path) -> None:
     assert (found.passed, found.failed, [case.skipped for case in found.skipped]) == (1, 2, ["no moon"])
     assert {case.name.rpartition("::")[2] for case in found.cases} == {
         "test_good", "test_bad", "test_skipped", "test_broken"}
+    assert found.ended() == 4
     said = found.failures()
     assert said.startswith("=") and "assert 1 == 2" in said and "OSError: gone" in said
 
