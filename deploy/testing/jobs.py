@@ -33,7 +33,7 @@ SIDE_BY_SIDE = (os.cpu_count() or 1) + 1
 TELL_EVERY_SECONDS, TEAR_DOWN_SECONDS = 60, 180
 FAILURES = re.compile(r"^=+ (FAILURES|ERRORS) =+$", re.MULTILINE)
 #: What pytest writes of the tests that have ended, a letter each.
-ENDED = re.compile(rb"^[.FEsxX]+", re.MULTILINE)
+ENDED = re.compile(rb"^([.FEsxX]+)(?: *\[ *\d+%\])?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
