@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -111,19 +112,25 @@ def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *
     ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those that stand at one
     of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is who held it before and did not let go.
     """
-    names: dict[int, list[str]] = defaultdict(list)     # by version: few conditions, since this is asked all the time
-    for name, version in workflows.items():
+    rows = list(tx.execute(_due(tuple(workflows.items()), tuple(only), tuple(but)).limit(limit)))
+    if rows:
+        tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(
+            owner=owner, lease_until=now() + lease))
+    return rows
+
+
+@cache
+def _due(workflows: tuple[tuple[str, int], ...], only: tuple[str, ...], but: tuple[str, ...]) -> sa.Select[Any]:
+    """What ``take`` asks for: made once for each lane, since it is asked all the time."""
+    names: dict[int, list[str]] = defaultdict(list)     # by version: few conditions
+    for name, version in workflows:
         names[version].append(name)
     known = sa.or_(*(sa.and_(actions.c.workflow.in_(alike), actions.c.version <= version)
                      for version, alike in names.items()))
     free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
     lane = actions.c.step.in_(only) if only else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known, lane)
-    rows = list(tx.execute(query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)))
-    if rows:
-        tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(
-            owner=owner, lease_until=now() + lease))
-    return rows
+    return query.order_by(actions.c.due_at).with_for_update(skip_locked=True)
 
 
 def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
