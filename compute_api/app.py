@@ -27,8 +27,8 @@ from compute_api.schemas.common import NOTHING
 JSON = "application/json"
 
 
-def create(services: Services) -> Any:
-    """The application over these services."""
+def create(services: Services, policy: Policy | None = None) -> Any:
+    """The application over these services; ``policy``: in place of the one that their settings name."""
     in_order: list[Any] = [
         middleware.RequestIds(),
         middleware.Sizes(services.settings.max_body),
@@ -40,7 +40,7 @@ def create(services: Services) -> Any:
     app.req_options.strip_url_path_trailing_slash = True
     app.add_error_handler(Exception, faults.handle)
     app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
-    policy = Policy(services.settings.policy_file)
+    policy = policy or Policy(services.settings.policy_file)
 
     app.add_route("/", versions.Versions())
     app.add_route("/v2", versions.Document())
