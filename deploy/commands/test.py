@@ -24,11 +24,9 @@ from deploy import environment, packages
 from deploy.progress import Failure, main, say, steps
 from deploy.servers import Servers
 from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
-from deploy.testing.plan import BENCH, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
+from deploy.testing.plan import ALL, BENCH, CI, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
 
-DEFAULT, ALL, CI = LIMITS_MINUTES       # the sets that have a name
-LONGEST = 15                            # tests that are named at the end
-#: What tests and their processes may take of a processor for compiling what is never run again.
+LONGEST = 15            # tests that are named at the end
 ENVIRON = {"KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -89,16 +87,14 @@ def _jobs(names: Sequence[str]) -> list[Job]:
 
 def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
     """What of the jobs runs; a ring that is named runs whole."""
-    match [name for name in names if name not in RINGS] or [DEFAULT] if not set(names) & set(RINGS) else [ALL]:
-        case ["all"]:
-            return tuple(Slice)
-        case ["ci"]:
-            drawn = slice_of_commit(_commit())
-            say(f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}.")
-            return Slice.DEFAULT, drawn
-        case [name]:
-            return (Slice(name),)
-    raise AssertionError(names)
+    word = names[0] if names else Slice.DEFAULT
+    if word == ALL or word in RINGS:
+        return tuple(Slice)
+    if word == CI:
+        drawn = slice_of_commit(_commit())
+        say(f"Besides the default set, this commit draws the slice {drawn}, one of {', '.join(SLICES)}.")
+        return Slice.DEFAULT, drawn
+    return (Slice(word),)
 
 
 def _commit() -> str:
@@ -160,7 +156,7 @@ def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, fo
             reasons[case.skipped] = reasons.get(case.skipped, 0) + 1
     for reason, count in sorted(reasons.items(), key=lambda one: -one[1]):
         say(f"{count:8} skipped: {reason}")
-    limit = LIMITS_MINUTES.get(names[0] if names else DEFAULT)
+    limit = LIMITS_MINUTES.get(names[0] if names else Slice.DEFAULT)
     allowed = f", of {limit} that it may take" if limit else ""
     say(f"\n{seconds / 60:.1f} minutes{allowed}; {work_of_children() / 60:.1f} of a processor's")
     passed, failed = sum(result.passed for result in results), sum(result.failed for result in results)

@@ -12,9 +12,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: Minutes on two cores, after the installation.
-LIMITS_MINUTES = {"default": 12, "all": 35, "ci": 25}
-
 
 class Slice(StrEnum):
     """The sets that a test can be in. All but DEFAULT are what ``ci`` draws one from; ``@pytest.mark.slice(...)``."""
@@ -25,6 +22,10 @@ class Slice(StrEnum):
 
 
 SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)
+#: Every slice; the default set and the one that the commit draws.
+ALL, CI = "all", "ci"
+#: Minutes on two processors, after the installation.
+LIMITS_MINUTES = {str(Slice.DEFAULT): 12, CI: 25, ALL: 35}
 
 
 @dataclass(frozen=True)

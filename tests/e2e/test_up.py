@@ -139,6 +139,7 @@ def networks_of(live: Live) -> list[str]:
         return []
 
 
+@pytest.mark.slice("guests")
 def test_cloud_on_paper_has_networks_when_it_is_started_with_them(elsewhere: Live) -> None:
     """Needs no privileges. Nobody waits for a guest, and a running cloud keeps what it was started with."""
     paper, without = {"KILONOVA_DRIVER": "memory"}, {"KILONOVA_DRIVER": "memory", "KILONOVA_NETWORKS": "no"}
