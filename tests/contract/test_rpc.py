@@ -7,12 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from oslo_config import cfg
 
 from common import config, errors
 from common.models import (
@@ -30,7 +28,7 @@ from common.models import (
 from common.rpc import agent, conductor, scheduler
 from common.rpc.transport import Transport
 from deploy.servers import free_ports
-from tests.functional.messages import Network, PrivateTransport, prompt_configuration
+from tests.functional.messages import Network, PrivateTransport
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Problem)]
 MADE = {errors.OverQuota: errors.OverQuota({"cores": (4, 18, 20)}), errors.Locked: errors.Locked("s1"),
@@ -39,19 +37,9 @@ Connect = Callable[[], Any]
 
 
 @pytest.fixture
-def connect(rabbitmq_url: str, tmp_path: Path) -> Iterator[Connect]:
+def connect(rabbitmq_url: str) -> Iterator[Connect]:
     """Each call is another process's transport; they share topics that no other test uses."""
-    yield from connecting(prompt_configuration(tmp_path), rabbitmq_url)
-
-
-@pytest.fixture
-def connect_as_configured(rabbitmq_url: str) -> Iterator[Connect]:
-    """With the times that an operator has."""
-    yield from connecting(config.load(), rabbitmq_url)
-
-
-def connecting(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Connect]:
-    network, opened = Network(), []  # type: Network, list[PrivateTransport]
+    conf, network, opened = config.load(), Network(), []
 
     def make() -> PrivateTransport:
         opened.append(PrivateTransport(Transport(conf, rabbitmq_url), network))
@@ -369,8 +357,8 @@ def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
         assert rung.acquire(timeout=5)
 
 
-def test_a_server_stops_promptly_however_long_it_was_idle(connect_as_configured: Connect) -> None:
-    server, client = connect_as_configured(), connect_as_configured()
+def test_a_server_stops_promptly_however_long_it_was_idle(connect: Connect) -> None:
+    server, client = connect(), connect()
     conductor.serve(server, "c1", Told((SyncAnswer(1), None)))
     agent.serve(server, "h1", Told())
     assert conductor.Client(client).sync(Sync("h1", 1), 5)[0].session == 1

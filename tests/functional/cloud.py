@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from common import ids, states
+from common import config, ids, states
 from common.clients.identity import Identity
 from common.clock import Clock
 from common.context import RequestContext
@@ -41,7 +41,7 @@ from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
 from tests import evidence, failures
-from tests.functional.messages import Network, PrivateTransport, prompt_configuration
+from tests.functional.messages import Network, PrivateTransport
 from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
@@ -61,7 +61,7 @@ class Cloud:
     """``start_*`` starts a process's threads; ``close`` ends them all."""
 
     def __init__(self, database: str, broker: str, folder: Path) -> None:
-        self.conf = prompt_configuration(folder)
+        self.conf = config.load()
         self.network, self._database, self._broker, self._folder = Network(), database, broker, folder
         self.ports = Networks()
         self.statements: Counter[str] = Counter()

@@ -11,24 +11,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from oslo_config import cfg
-
-from common import config, errors
+from common import errors
 from common.rpc.transport import Transport
 
-#: Idle connections look up four times a second, not once: each is waited for when it is closed.
-PROMPT = "[oslo_messaging_rabbit]\nheartbeat_rate = 60\n"
 Lose = Callable[[str], bool]
-
-
-def prompt_configuration(folder: Path) -> cfg.ConfigOpts:
-    """Of processes that close their connections sooner than those of an operator do."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kilonova.conf").write_text(PROMPT)
-    return config.load(str(folder / "kilonova.conf"))
 
 
 def nothing(what: str) -> bool:
