@@ -147,6 +147,7 @@ def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: P
              "pathlib.Path(sys.argv[1] + '.begun').touch()\n"
              "while True: signal.pause()\n")
     names = [f"waits-{number}" for number in range(8)]
+    # A job of its own process, which nobody can tell that another has begun.
     jobs = running(tmp_path, {**dict.fromkeys(names, waits), "quick": "import pathlib, time\n"
                               f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)"})
     run = jobs.run([job("quick"), *map(job, names)])
