@@ -11,9 +11,10 @@ import pytest
 
 from deploy.commands import test as command
 from deploy.progress import Failure
-from deploy.testing.jobs import Jobs, Result
+from deploy.testing.jobs import SIDE_BY_SIDE, Jobs, Result
 from deploy.testing.plan import JOBS, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
 from tests.selection import job_name, slice_of
+from tests.waiting import await_true
 
 TESTS = Path(__file__).parents[2]
 GUEST = {"kvm_or_tcg"}
@@ -146,13 +147,16 @@ def test_run_that_is_given_up_interrupts_its_jobs_and_begins_no_more(tmp_path: P
              "signal.signal(signal.SIGINT, tidy)\n"
              "pathlib.Path(sys.argv[1] + '.begun').touch()\n"
              "while True: signal.pause()\n")
-    names = [f"waits-{number}" for number in range(8)]
+    names = [f"waits-{number}" for number in range(2 * SIDE_BY_SIDE)]
     # A job of its own process, which nobody can tell that another has begun.
     jobs = running(tmp_path, {**dict.fromkeys(names, waits), "quick": "import pathlib, time\n"
                               f"while not list(pathlib.Path({str(tmp_path)!r}).glob('*.begun')): time.sleep(0.01)"})
     run = jobs.run([job("quick"), *map(job, names)])
     assert next(run).job.name == "quick"
+
+    def begun() -> list[Path]:
+        return list(tmp_path.glob("*.begun"))
+    await_true(lambda: len(begun()) == SIDE_BY_SIDE, 60, begun)     # an interpreter that only starts may miss a signal
     run.close()
     tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
-    begun = list(tmp_path.glob("*.begun"))
-    assert 1 <= len(begun) < len(names) and len(tidied) == len(begun)
+    assert len(tidied) == len(begun()) == SIDE_BY_SIDE
