@@ -2,7 +2,7 @@
 """Jobs of ./deploy/test side by side: each a process with a log and a report of its own; what came of them.
 
 Used by deploy/commands/test.py. As many run as there are processors and one more, since most wait for guests. When the
-command is told to end, each job is interrupted and ends first: it removes its clouds.
+command is ended, each job is interrupted and ends first: it removes its clouds.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NO_TESTS = 5                    # pytest's status
 SIDE_BY_SIDE = (os.cpu_count() or 1) + 1
 #: Seconds: between two lines that say how far the jobs are; what one may take to remove its clouds.
-TELL_EVERY_SECONDS, TEAR_DOWN_SECONDS = 60, 180
+PROGRESS_SECONDS, TEAR_DOWN_SECONDS = 60, 180
 FAILURES = re.compile(r"^=+ (FAILURES|ERRORS) =+$", re.MULTILINE)
 #: What pytest writes of the tests that have ended, a letter each.
 ENDED = re.compile(rb"^([.FEsxX]+)(?: *\[ *\d+%\])?$", re.MULTILINE)
@@ -132,11 +132,11 @@ class Jobs:
     def _next(self) -> Result:
         while True:
             try:
-                ended = self._ended.get(timeout=TELL_EVERY_SECONDS)
+                ended = self._ended.get(timeout=PROGRESS_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    told = [f"{name} {result.ended()}" for name, (result, _) in self._running.items()]
-                say(f"        … tests that have ended: {', '.join(told)}")
+                    progress = [f"{name} {result.ended()}" for name, (result, _) in self._running.items()]
+                say(f"        … tests that have ended: {', '.join(progress)}")
                 continue
             if isinstance(ended, Exception):
                 raise ended

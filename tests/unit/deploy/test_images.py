@@ -82,7 +82,7 @@ def test_archive_holds_what_was_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
-def test_lean_module_has_no_signature_and_no_types_and_what_has_neither_stays() -> None:
+def test_lean_module_has_neither_signature_nor_types() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
     assert boot_disk.lean(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
