@@ -152,6 +152,7 @@ def test_key_logs_in_over_ssh_and_a_nic_may_come_and_go(start: Callable[..., Pla
     assert "02:00:00:00:00:07" in changed.stdout
 
 
+@pytest.mark.slice("guests")
 def test_dhcp_routes_and_the_metadata_service_are_heeded(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
     """Two guests on one wire: one plays the network's host."""
     wire = f"addr.type=unix,addr.path={tmp_path}/wire"

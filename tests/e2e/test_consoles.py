@@ -18,6 +18,8 @@ from tests.e2e.browser import Browser
 from tests.e2e.live import Live, Rest
 from tests.waiting import await_true, is_true_within
 
+pytestmark = pytest.mark.slice("guests")
+
 ENDED = 10      #: seconds within which a session notices
 
 
@@ -126,7 +128,6 @@ def test_an_address_is_good_once_and_for_our_own_pages(cloud: Live, demo: Rest, 
             assert code == 1008 and "ask for a new one" in reason
 
 
-@pytest.mark.slice("guests")
 def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> None:
     server = demo.create(name="watched-briefly", image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
@@ -144,7 +145,6 @@ def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> Non
     assert admin.call("GET", f"/os-console-auth-tokens/{token_of(unused)}").status == 404
 
 
-@pytest.mark.slice("guests")
 def test_the_console_service_is_killed_and_comes_back(cloud: Live, demo: Rest, guest: str) -> None:
     kept = url(demo, guest, "serial")
     with open_serial(url(demo, guest, "serial")) as console:

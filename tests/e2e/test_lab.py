@@ -114,7 +114,6 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         assert other.account().run == beside.run and other.account().count > beside.count
 
 
-@pytest.mark.slice("default")
 def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) -> None:
     with witness(lab, "sleeper", host=HOST) as guest:
         guest.rest.act(guest.server, "os-stop")

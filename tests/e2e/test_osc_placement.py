@@ -14,6 +14,8 @@ import pytest
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 ADMIN, JSON = "kilonova-admin", " -f json"
 
 

@@ -18,6 +18,8 @@ from tests.e2e.conftest import without_guests
 from tests.e2e.live import PROGRAMS, SETTLE, Live, Rest
 from tests.waiting import await_true
 
+pytestmark = pytest.mark.slice("guests")
+
 HOSTS = tuple(f"rack{number:02}" for number in range(1, 21))
 MANY = 100      # creates at once
 CLIENTS = 16
