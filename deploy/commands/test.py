@@ -147,7 +147,7 @@ def _tell(result: Result, number: str) -> None:
 
 def _summary(results: Sequence[Result], names: Sequence[str], seconds: float, folder: Path) -> int:
     cases = sorted((case for result in results for case in result.cases), key=lambda case: -case.seconds)
-    say("\nlongest tests")
+    say("\nlongest tests" if cases else "")
     for case in cases[:LONGEST]:
         say(f"{case.seconds:8.1f} s  {case.name}")
     reasons: dict[str, int] = {}

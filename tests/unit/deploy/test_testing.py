@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from deploy.commands import test as command
+from deploy.packages import ROOT
 from deploy.progress import Failure
 from deploy.testing.jobs import SIDE_BY_SIDE, Jobs, Result
-from deploy.testing.plan import JOBS, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
+from deploy.testing.plan import JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
 from tests.selection import job_name, slice_of
 from tests.waiting import await_true
 
@@ -79,6 +80,12 @@ def test_commits_draw_every_slice() -> None:
 def test_words_that_mean_nothing_together_are_refused(words: list[str]) -> None:
     with pytest.raises(Failure, match="Not understood"):
         command.run(words)
+
+
+def test_tox_has_an_environment_for_each_set_and_ring() -> None:
+    lines = (ROOT / "tox.ini").read_text().splitlines()
+    [names] = [line.removeprefix("[testenv:{").removesuffix("}]") for line in lines if line.startswith("[testenv:")]
+    assert sorted(names.split(",")) == sorted({*LIMITS_MINUTES, *SLICES, *RINGS})
 
 
 # --- jobs side by side ---
