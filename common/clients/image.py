@@ -157,17 +157,22 @@ class Client:
         return found
 
     def upload(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
-        """Give an image its bytes. ``chunks`` may raise to break it off: the image then stays without data.
+        """Give an image its bytes, and look whether the service has them all. ``chunks`` may raise to break it off: the
+        image then stays without data.
 
         Raises:
-            NotFound: its record is gone. Conflict: it has its bytes already. Forbidden, TooLarge: the service refuses.
-            Unavailable: the service does not answer, or breaks off.
+            NotFound: its record is gone. Conflict: it has its bytes already, or not those that it was given.
+            Forbidden, TooLarge: the service refuses. Unavailable: the service does not answer, or breaks off.
         """
-        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(chunks), timeout=_STORING,
+        given = _Given(chunks)
+        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(given), timeout=_STORING,
                             headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
         if answer.status_code in (404, 410):
             raise errors.NotFound(f"Image {image_id} could not be found.")
         _check_change(answer)
+        stored = self._get(f"/v2/images/{image_id}", token)
+        _check(stored)
+        given.compare(image_of(stored.json()))
 
     def _pieces(self, answer: Any) -> Iterator[bytes]:
         import requests
@@ -190,6 +195,29 @@ class Client:
 
     def _send(self, method: str, path: str, token: str, **more: Any) -> Any:
         return self._http.send(method, self._base() + path, token, **more)
+
+
+class _Given:
+    """The bytes of an image on their way to the service, counted and hashed as it does by default."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self._digest, self._size = chunks, hashlib.sha512(), 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._digest.update(chunk)
+            self._size += len(chunk)
+            yield chunk
+
+    def compare(self, image: Image) -> None:
+        """Conflict unless the image has these bytes. Of a checksum of another kind only the size is compared."""
+        expected = {"status": "active", "size": self._size}
+        found: dict[str, Any] = {"status": image.status, "size": image.ref.size}
+        if image.ref.hash_algo == self._digest.name:
+            expected["checksum"], found["checksum"] = self._digest.hexdigest(), image.ref.hash_value
+        if found != expected:
+            raise errors.Conflict(f"The image service has image {image.ref.id} not as it was given: {found}, where "
+                                  f"{expected} was sent.")
 
 
 def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 """The client of the image service against a small HTTP server: facts, bytes, the cache, and what can go wrong."""
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -207,11 +208,33 @@ def test_images_are_found_over_all_pages_newest_first(glance: Glance) -> None:
         image.Client(glance.url).find({}, "token")
 
 
-def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
+SENT = b"".join(bytes([number]) * 100_000 for number in range(20))
+STORED = {"size": len(SENT), "os_hash_algo": "sha512", "os_hash_value": hashlib.sha512(SENT).hexdigest()}
+
+
+def upload(glance: Glance) -> None:
     glance.status = 204
-    image.Client(glance.url).upload(ID, "token", (bytes([number]) * 100_000 for number in range(20)))
-    assert glance.asked == [(f"PUT /v2/images/{ID}/file", "token")]
-    assert glance.got == b"".join(bytes([number]) * 100_000 for number in range(20))
+    image.Client(glance.url).upload(ID, "token", (SENT[at:at + 100_000] for at in range(0, len(SENT), 100_000)))
+
+
+def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
+    glance.there.update(STORED)
+    upload(glance)
+    assert glance.asked == [(f"PUT /v2/images/{ID}/file", "token"), (f"/v2/images/{ID}", "token")]
+    assert glance.got == SENT
+
+
+@pytest.mark.parametrize("lost", [{"size": len(SENT) - 1}, {"status": "queued"}, {"os_hash_value": "ab" * 64}],
+                         ids=["size", "status", "checksum"])
+def test_what_the_service_did_not_store_as_given_is_noticed(glance: Glance, lost: dict[str, Any]) -> None:
+    glance.there.update(STORED | lost)
+    with pytest.raises(errors.Conflict, match=f"has image {ID} not as it was given"):
+        upload(glance)
+
+
+def test_checksum_of_another_kind_is_not_compared(glance: Glance) -> None:
+    glance.there.update(STORED, os_hash_algo="blake2b", os_hash_value="ab" * 64)
+    upload(glance)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, errors.NotFound), (410, errors.NotFound), (409, errors.Conflict)])
