@@ -137,13 +137,16 @@ def _peer(tools: Tools, command: Command) -> Peer:
     return tools.peer(command.args["from"], command.server, command.args["secret"])
 
 
+def _peer_unless_shared(tools: Tools, command: Command) -> Peer | None:
+    return None if command.args["from"] is None else _peer(tools, command)
+
+
 def _prepare(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.prepare(_spec(command), tools.read_image, tools.run)
+    return tools.driver.prepare(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.run)
 
 
 def _receive(tools: Tools, command: Command) -> dict[str, Any]:
-    peer = None if command.args["from"] is None else _peer(tools, command)
-    return tools.driver.receive(_spec(command), peer, tools.read_image, tools.run)
+    return tools.driver.receive(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.run)
 
 
 def _resize_here(tools: Tools, command: Command) -> DomainState:

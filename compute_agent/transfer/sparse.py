@@ -6,8 +6,10 @@ costs what it holds and not what it is large.
 """
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from errno import ENXIO
 from pathlib import Path
 
@@ -33,9 +35,19 @@ def data_bytes(path: Path) -> int:
         return sum(end - begin for begin, end in _extents(file.fileno(), os.fstat(file.fileno()).st_size))
 
 
-def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> int:
-    """Make a file of ``size`` bytes from pieces, safe on the disk; returns the number of bytes that were written.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A piece that was written: where, how many bytes, and their SHA-256."""
+
+    offset: int
+    length: int
+    digest: bytes
+
+
+def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stored]:
+    """Make a file of ``size`` bytes from pieces, safe on the disk; returns what was written, for ``proved``.
     ValueError when a piece lies outside. Raises OSError; then and when ``data`` raises a part of the file is left."""
+    stored: list[Stored] = []
     written = 0
     with path.open("wb", buffering=0) as file:
         os.fchmod(file.fileno(), 0o600)
@@ -43,6 +55,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> int:
         for offset, piece in data:
             if offset < 0 or offset + len(piece) > size:
                 raise ValueError(f"{len(piece)} bytes at {offset} lie outside of {size}")
+            stored.append(Stored(offset, len(piece), hashlib.sha256(piece).digest()))
             view = memoryview(piece)
             while view:
                 done = os.pwrite(file.fileno(), view, offset)
@@ -52,7 +65,21 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> int:
                 # All at the end would take longer than a cancel may.
                 os.fdatasync(file.fileno())
         os.fsync(file.fileno())
-    return written
+    return stored
+
+
+def proved(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
+    """Read back from the disk what was written; yields how many bytes of it were the same, piece by piece. ValueError
+    at the first that are not. Raises OSError."""
+    same = 0
+    with path.open("rb", buffering=0) as file:
+        # What the kernel still has in memory proves nothing of the disk.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for piece in stored:
+            if hashlib.sha256(os.pread(file.fileno(), piece.length, piece.offset)).digest() != piece.digest:
+                raise ValueError(f"{piece.length} bytes at {piece.offset} are not what was written")
+            same += piece.length
+            yield same
 
 
 def filled(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:

@@ -192,9 +192,10 @@ class Driver(Protocol):
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
         """The data of one of ``parts``, as ``Peer.read`` gives it; errors.NotFound when there is no such part."""
 
-    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
         """Before the guest is stopped where it is: whatever could keep ``receive`` and ``install`` from succeeding
-        here fails now (hardware, space, base image). Leaves no guest. Repeatable."""
+        here fails now (hardware, space), and what lies under its disk is fetched as its host, the ``peer``, says;
+        None: it is on shared storage. Leaves no guest. Repeatable."""
 
     def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
         """The guest's files are here, whole, its disk as large as ``spec.flavor`` wants it; ``peer`` None: they were

@@ -59,9 +59,11 @@ class MemoryMoves(MemoryHost):
             wait(after, QUIET)
         return chunks(content)
 
-    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
         after = self._begin("prepare", spec.server, run)
         self._refuse_what_cannot_be(spec)
+        if peer is not None:
+            peer.parts()
         wait(after, run)
         return {}
 

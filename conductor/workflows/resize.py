@@ -25,7 +25,12 @@ CONFIRM_HERE, REVERT_HERE = "confirm_here", "revert_here"
 
 
 def _prepare(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "prepare", {"guest": to_wire(moving.spec(engine, run))}
+    return "prepare", {"guest": to_wire(moving.spec(engine, run)), **_from_source(engine, run)}
+
+
+def _from_source(engine: Engine, run: Run) -> dict[str, Any]:
+    """Where the destination reads the guest's files, and by which right; nowhere when storage is shared."""
+    return {"secret": moving.secret(engine, run), "from": run.data.get("transfer") if moving.is_copied(run) else None}
 
 
 def _prepared(tx: Connection, run: Run, result: Result) -> None:
@@ -41,8 +46,7 @@ def runs_again(tx: Connection, engine: Engine, run: Run) -> None:
 
 
 def _receive(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "receive", {"guest": to_wire(moving.spec(engine, run)), "secret": moving.secret(engine, run),
-                       "from": run.data.get("transfer") if moving.is_copied(run) else None}
+    return "receive", {"guest": to_wire(moving.spec(engine, run)), **_from_source(engine, run)}
 
 
 def _received(tx: Connection, run: Run, result: Result) -> None:
@@ -104,13 +108,13 @@ def _waits(run: Run) -> bool:
 RESIZE = Workflow("resize", failed=_as_before, steps=(
     Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
          propose=moving.propose, apply=moving.place, undo=moving.leave),
+    Step("offer", "whoever has the secret may read what the guest cannot change: what lies under its disk; once it is "
+         "off the disk too", command=moving.offer, at=moving.source, needed=moving.is_copied, final=True),
     Step("prepare", "whatever could fail there fails while the server still runs", command=_prepare, at=moving.dest,
-         done=_prepared, abandon=True),
+         done=_prepared, abandon=True, reads_source=True),
     Step("stop", "the last moment at which its files may change; on the way back it is started again",
          command=guest.stop, at=moving.source, done=guest.rests, undo=runs_again, undo_command=guest.start,
          needed=moving.ran, final=True),
-    Step("offer", "the files are what they will be; whoever has the secret may read them", command=moving.offer,
-         at=moving.source, needed=moving.is_copied, final=True),
     Step("copy", "the destination fetches, because it knows what it has", command=_receive, at=moving.dest,
          done=_received, abandon=True, reads_source=True),
     Step("bind", "before it starts there, and as late as that: it is off, and needs no network", outside=_bind,

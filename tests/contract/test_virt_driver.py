@@ -174,12 +174,12 @@ def test_restarted_agent_finds_its_guests(rig: Rig) -> None:
 def test_create_cut_short_anywhere_can_be_repeated_or_removed(rig: Rig, phase: str) -> None:
     if rig.kind == "memory" and phase != "starting":
         pytest.skip("memory has one phase")
-    repeated, removed = rig.spec(), rig.spec()
+    repeated, removed = (rig.spec(image=another(rig)) for _ in range(2))
     for spec in (repeated, removed):
         phases: list[str] = []
         cut = Run(phases.append, lambda: phase in phases)  # noqa: B023 - asked only while its verb runs
         with pytest.raises(Cancelled):
-            rig.driver.ensure_guest(replace(spec, image=another(rig)), rig.read_image, cut)
+            rig.driver.ensure_guest(spec, rig.read_image, cut)
         assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     assert rig.driver.ensure_guest(repeated, rig.read_image, QUIET).power_state == RUNNING
     rig.driver.ensure_absent(removed.server, 2)

@@ -27,7 +27,7 @@ ANOTHER = "another-5b1c8e0d"
 def test_a_guest_that_is_off_moves_with_its_disk_which_grows(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(has_run=True), flavor=LARGER)
     there = pair.destination.driver
-    there.prepare(spec, pair.destination.read_image, QUIET)
+    there.prepare(spec, pair.peer(spec.server), pair.destination.read_image, QUIET)
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
     for _ in range(2):
         pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
@@ -179,15 +179,15 @@ def test_a_running_guest_gives_only_what_it_cannot_change(pair: Pair) -> None:
 
 # --- what keeps it from coming ---
 def test_what_cannot_come_is_refused_before_the_guest_is_stopped(pair: Pair) -> None:
-    spec = pair.destination.spec()
+    spec = pair.off_with_canary()
     refused = {"GiB": replace(spec, flavor=Flavor("9", "huge", 1, 128, 10_000_000)),
                "CPUs, memory or devices of its own": replace(spec, flavor=Flavor(
                    "8", "own", 1, 128, 1, extra_specs={"hw:cpu_policy": "dedicated"}))}
     for reason, asked in refused.items():
         with pytest.raises(VerbFailed, match=reason):
-            pair.destination.driver.prepare(asked, pair.destination.read_image, QUIET)
+            pair.destination.driver.prepare(asked, pair.peer(spec.server), pair.destination.read_image, QUIET)
     for _ in range(2):
-        pair.destination.driver.prepare(spec, pair.destination.read_image, QUIET)
+        pair.destination.driver.prepare(spec, pair.peer(spec.server), pair.destination.read_image, QUIET)
     assert pair.destination.state(spec.server) is None and pair.destination.files(spec.server) == []
 
 

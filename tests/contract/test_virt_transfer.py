@@ -28,6 +28,7 @@ from tests.contract.conftest import QEMU_MOVES
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
 from tests.contract.virt_rigs import QUIET, REPOSITORY
+from tests.disks import base, names
 from tests.waiting import await_true
 
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
@@ -65,15 +66,15 @@ def test_guest_moves_when_nobody_but_its_host_has_its_image(pair: Pair) -> None:
     phases: list[str] = []
     with served(pair, spec) as peer:
         for problem in GONE:
-            there.prepare(spec, refusing(problem), QUIET)
+            there.prepare(spec, peer, refusing(problem), QUIET)
             got = there.receive(spec, peer, refusing(problem), Run(phases.append, lambda: False, measured=told.append))
     assert got["bytes"] >= disk_bytes(pair, spec)
     assert told[-1]["disk_processed"] == told[-1]["disk_total"] and told[-1]["disk_remaining"] == 0
     assert "copying files 100 %" in phases
     assert pair.booted_there(spec) and disk_gb(pair.destination, spec.server) == 2
-    assert sorted(path.name for path in home(pair, spec).iterdir() if not path.name.startswith(("tty", "console"))) == [
+    assert [name for name in names(home(pair, spec)) if not name.startswith(("tty", "console"))] == [
         "base", "config", "disk"]
-    assert (home(pair, spec) / "base").samefile(next((pair.destination.folder / "images").iterdir()))
+    assert base(home(pair, spec)).samefile(next((pair.destination.folder / "images").iterdir()))
 
 
 def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
@@ -84,7 +85,7 @@ def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
 @pytest.mark.parametrize("problem", GONE, ids=["missing", "forbidden", "unavailable"])
 def test_what_nobody_has_is_said_as_the_image_service_says_it(pair: Pair, problem: errors.Problem) -> None:
     spec = pair.off_with_canary()
-    (pair.source.folder / "instances" / spec.server / "base").unlink()
+    base(pair.source.folder / "instances" / spec.server).unlink()
     expected = errors.Unavailable if isinstance(problem, errors.Unavailable) else VerbFailed
     with served(pair, spec) as peer, pytest.raises(expected, match=problem.text):
         pair.destination.driver.receive(spec, peer, refusing(problem), QUIET)
@@ -93,7 +94,7 @@ def test_what_nobody_has_is_said_as_the_image_service_says_it(pair: Pair, proble
 @of_files
 def test_base_that_its_host_altered_is_no_base(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    (pair.source.folder / "instances" / spec.server / "base").write_bytes(b"imagf" * 1000)
+    base(pair.source.folder / "instances" / spec.server).write_bytes(b"imagf" * 1000)
     with served(pair, spec) as peer, pytest.raises(VerbFailed, match="checksum"):
         pair.destination.driver.receive(spec, peer, refusing(GONE[0]), QUIET)
     assert not (home(pair, spec) / "disk").exists()
@@ -114,14 +115,10 @@ def test_disk_that_names_what_is_not_the_servers_is_not_opened(pair: Pair, optio
         pair.destination.driver.install(spec, True, QUIET)
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @of_files
 def test_what_a_killed_agent_left_is_gone_after_the_next_try(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    for name in ("disk.part", "base.part", "config.part"):
+    for name in ("disk.part", f"{base(pair.source.folder / 'instances' / spec.server).name}.part", "config.part"):
         home(pair, spec).mkdir(exist_ok=True)
         (home(pair, spec) / name).write_bytes(b"half")
     with served(pair, spec) as peer:

@@ -24,6 +24,7 @@ from compute_agent.virt.libvirt.live import Options
 from deploy import libvirtd
 from tests.contract.virt_pairs import Machines, ticks
 from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig
+from tests.disks import base
 from tests.waiting import await_true
 
 #: What the guest writes on its disk: where, and how much.
@@ -49,7 +50,7 @@ class Files:
         self._folder = folder
 
     def parts(self) -> list[Part]:
-        sizes = {name: (self._folder / name).stat().st_size for name in (moves.BASE, moves.CONFIG)}
+        sizes = {name: (self._folder / name).stat().st_size for name in (base(self._folder).name, moves.CONFIG)}
         return [Part(name, size, size) for name, size in sizes.items()]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:

@@ -77,7 +77,7 @@ SCENARIOS = {
     "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
     "delete": Scenario("delete", states.DELETED, domains=0),
     "resize": Scenario("resize", states.RESIZED, domains=2, keeps=True,
-                       verbs=("prepare", "ensure_stopped", "offer", "receive", "install")),
+                       verbs=("offer", "prepare", "ensure_stopped", "receive", "install")),
     "migrate": Scenario("migrate", states.RESIZED, domains=2, keeps=True, brief=True),
     "confirm_resize": Scenario("confirmResize", states.ACTIVE, before=("resize",), keeps=True),
     "revert_resize": Scenario("revertResize", states.ACTIVE, before=("resize",), keeps=True, fails_as=states.RESIZED,
@@ -102,7 +102,7 @@ SCENARIOS |= {f"{name}:{what}": replace(SCENARIOS[name], brief=True, **changes) 
 SCENARIOS |= {
     "resize:shared": replace(SCENARIOS["resize:shared"], verbs=("prepare", "ensure_stopped", "receive", "install")),
     "resize:stopped": replace(SCENARIOS["resize"], brief=True, before=("os-stop",), fails_as=states.STOPPED,
-                              verbs=("prepare", "offer", "receive", "install")),
+                              verbs=("offer", "prepare", "receive", "install")),
     "confirm_resize:stopped": replace(SCENARIOS["confirm_resize"], brief=True, before=("os-stop", "resize"),
                                       ends=states.STOPPED),
     "revert_resize:stopped": replace(SCENARIOS["revert_resize"], brief=True, before=("os-stop", "resize"),

@@ -40,7 +40,7 @@ def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
 
 
 ENDINGS = [(key, verb) for key, verbs in (
-    ("resize", ("prepare", "ensure_stopped", "offer", "receive", "install")),
+    ("resize", ("offer", "prepare", "ensure_stopped", "receive", "install")),
     ("revertResize", ("ensure_stopped", "install")),
     ("os-migrateLive", ("offer", "prepare_arrival", "live_migrate", "arrived")),
     ("evacuate", ("ensure_guest",))) for verb in verbs]

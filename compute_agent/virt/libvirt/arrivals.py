@@ -17,8 +17,9 @@ from typing import Any
 from common.models import JSON, Fitting, GuestSpec
 from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.libvirt import capabilities, disks, layout, live, moves, power
+from compute_agent.virt.libvirt import bases, capabilities, disks, layout, live, moves, power
 from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection, Found
+from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.guests import Guests, Home, described, open_folder
 from compute_agent.virt.libvirt.hardware_xml import Place
 from compute_agent.virt.libvirt.images import GIBIBYTE, ImageCache
@@ -37,7 +38,7 @@ def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: li
     if run.cancelled():
         raise Cancelled
     if shared:
-        disks.require(disks.described(home.folder, spec.image.disk_format if spec.image else None))
+        disks.verify(disks.existing(home.folder), run)
     else:
         _lay_out(home.folder, images, spec, peer, read_image, run)
     libvirt.undefine(spec.server)       # a description of when it was here before
@@ -59,7 +60,15 @@ def described_there(spec: GuestSpec, to: Mapping[str, Any], running: str, found:
                   {int(cell): tuple(cpus) for cell, cpus in to["shared_cpus"].items()}, tuple(to["cpus"]),
                   to["most_shares"])
     home = Home(Path(to["folder"]), kind, place, to["config_drive_is_disk"])
-    return layout.arriving(described(spec, home, found.marks.made), running, replace(found.marks, fence=spec.fence))
+    disk = _there(next(one for one in layout.disks(running).values() if one.path.name == disks.OWN), home.folder)
+    return layout.arriving(described(spec, home, disk, found.marks.made), running,
+                           replace(found.marks, fence=spec.fence))
+
+
+def _there(disk: Disk, folder: Path) -> Disk:
+    """The disk as its destination has it in this folder."""
+    base = folder / bases.part_name(disk.base, disk.base_format) if disk.base else None
+    return replace(disk, path=folder / disk.path.name, base=base)
 
 
 def arrived(libvirt: Connection, guests: Guests, spec: GuestSpec, run: Run) -> Found:
@@ -77,7 +86,9 @@ def arrived(libvirt: Connection, guests: Guests, spec: GuestSpec, run: Run) -> F
         raise VerbFailed("The server did not arrive on this host.", details=f"libvirt knows no domain {spec.server}")
     if found.power_state == PAUSED and found.marks.resumes:
         libvirt.resume(spec.server)
-    libvirt.define(layout.placed(described(spec, guests.home(spec), found.marks.made), libvirt.describe(spec.server)))
+    home = guests.home(spec)
+    disk = disks.existing(home.folder)
+    libvirt.define(layout.placed(described(spec, home, disk, found.marks.made), libvirt.describe(spec.server)))
     libvirt.mark(spec.server, fence=spec.fence, moving=0, resumes=0)
     return power.find(libvirt, spec.server)
 
@@ -133,7 +144,7 @@ def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read
     copy = moves.Copy(peer, spec.server, run, (moves.CONFIG,) if spec.config_drive else ())
     image = moves.fetch_base(images, spec, copy, read_image)
     run.phase("making disks")
-    disk, drive = disks.described(folder, image.format if image else None), folder / moves.CONFIG
+    disk, drive = disks.planned(folder, image), folder / moves.CONFIG
     try:
         disks.prepare(disk, image, spec.flavor.root_gb)
         if spec.config_drive:
@@ -141,5 +152,5 @@ def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read
             os.replace(disks.aside(drive), drive)
         disks.adopt(disk)
     finally:
-        disks.abandon(disk)
+        disks.abandon(folder)
         disks.aside(drive).unlink(missing_ok=True)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: a qcow2 overlay on its image, and the only place that runs qemu-img.
 
-Called by ``guests``, ``moves``, ``arrivals`` and ``snapshots``. The server's folder holds a hard link ``base`` to the
-cached image and the overlay ``disk`` on it. qemu-img is told every format and size, never opens the image itself, has
-limits on memory and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
-Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again.
+Called by ``guests``, ``moves``, ``arrivals`` and ``snapshots``. The server's folder holds a hard link to the cached
+image, named by its content (``bases``), and the overlay ``disk`` on it, whose header names that link. qemu-img is told
+every format and size, never opens the image itself, has limits on memory and CPU, and dies with the agent; it writes
+``disk.part``, which is renamed when it is whole.
+Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again; what lies under it is what its
+header says, never what a request says.
 """
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from typing import IO, cast
 
 from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, Run, VerbFailed
-from compute_agent.virt.libvirt import qcow2
+from compute_agent.virt.libvirt import bases, qcow2
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached
 
@@ -31,25 +33,59 @@ LIMITS = ("prlimit", "--as=2147483648", "--cpu=60", "setpriv", "--pdeathsig", "K
 PATIENT_LIMITS = ("prlimit", "--as=2147483648", *LIMITS[3:])
 PERCENT = re.compile(rb"\((\d+)\.\d+/100%\)")
 SECONDS = 120
+#: The server's own disk, the first of its disks.
+OWN = "disk"
+#: The end of a file's name as long as it is made.
+PART = ".part"
 
 
-def make(folder: Path, image: Cached | None, root_gb: int, name: str = "disk") -> Disk:
-    """The server's root disk of ``root_gb`` GiB (0: as large as the image), made unless it exists.
+def make(folder: Path, image: Cached | None, root_gb: int, name: str = OWN) -> Disk:
+    """The server's disk ``name`` of ``root_gb`` GiB (0: as large as the image), made unless it exists.
 
-    ``name`` is its file's; its base is called ``base`` for the own disk, ``<name>.base`` for any other.
-    VerbFailed (another host may do) when it cannot be written.
+    VerbFailed (another host may do) when it cannot be written, or when one is there that was made of something else.
     """
-    made = described(folder, image.format if image else None, name)
+    made = planned(folder, image, name)
     if not made.path.exists():
         prepare(made, image, root_gb)
         adopt(made)
-    return made
+        return made
+    there = existing(folder, name)
+    if there != made and not (there.base and there.base.name == bases.UNNAMED):
+        raise VerbFailed("The host has another disk of the server already.", retryable=True,
+                         details=f"{there.path} stands on {there.base}; it is not removed, see what it holds")
+    return there
 
 
-def described(folder: Path, base_format: str | None, name: str = "disk") -> Disk:
-    """The disk of that name as it is or will be; ``base_format`` None: one without a base."""
-    base = folder / ("base" if name == "disk" else f"{name}.base")
-    return Disk(folder / name, base if base_format else None, base_format or "qcow2")
+def planned(folder: Path, image: Cached | None, name: str = OWN) -> Disk:
+    """The disk of that name as it is when it is made of this image; None: one without a base."""
+    if image is None:
+        return Disk(folder / name)
+    return Disk(folder / name, bases.named(folder / image.path.name, name), image.format)
+
+
+def existing(folder: Path, name: str = OWN) -> Disk:
+    """The disk of that name with its base, as its header says. VerbFailed when its files are not here, or when the
+    header names another file."""
+    path = folder / name
+    if not path.exists():
+        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {path}")
+    known = _inspected(path)
+    base = folder / Path(known.backing).name if known.backing else None
+    if base and not base.exists():
+        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {base}")
+    return Disk(path, base, known.backing_format or "qcow2")
+
+
+def verify(disk: Disk, run: Run) -> None:
+    """VerbFailed unless the disk stands on this base by its own header, and the base holds what its name says."""
+    found = existing(disk.path.parent, disk.path.name)
+    if found != disk:
+        raise VerbFailed("What lies under the server's disk is not what the disk was made on; the server is not "
+                         "started.", details=f"{disk.path} stands on {found.base} ({found.base_format}), not on "
+                                             f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
+                                             "domain as the disk says")
+    if disk.base:
+        bases.verify(disk.base, run)
 
 
 def prepare(disk: Disk, image: Cached | None, root_gb: int) -> None:
@@ -66,19 +102,17 @@ def take_in(disk: Disk, image: Cached | None, root_gb: int) -> None:
     header is inspected before any program opens it: VerbFailed when that says more than it should. Repeatable."""
     _link(disk, image)
     part = aside(disk.path)
-    known = _inspected(part, disk)
+    known = _inspected(part)
+    if Path(known.backing).name != (disk.base.name if disk.base else "") or (
+            disk.base and known.backing_format != disk.base_format):
+        raise VerbFailed("The server's disk is not one that this host may open.",
+                         details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
+                                 f"({disk.base_format}); see what wrote it")
     if disk.base and known.backing != str(disk.base):
         # -u: neither the base that it names nor ours is opened.
         _qemu_img("rebase", "-u", "-f", "qcow2", "-b", str(disk.base), "-F", disk.base_format, str(part))
-    base = Disk(part, aside(disk.base) if disk.base else None, disk.base_format)
-    _grow(base, known, root_gb)
+    _grow(Disk(part, disk.base, disk.base_format), known, root_gb)
     _sync(part)
-
-
-def require(disk: Disk) -> None:
-    """VerbFailed unless its files are here."""
-    if missing := [str(path) for path in (disk.path, disk.base) if path and not path.exists()]:
-        raise VerbFailed("The server's files are not on this host's storage.", details=f"no {', '.join(missing)}")
 
 
 def require_space(folder: Path, count: int) -> None:
@@ -114,9 +148,11 @@ def _keep(disk: Disk, kept: Path, run: Run) -> None:
             copied += len(data)
             run.phase(f"copying disk {100 * copied // count} %")
     try:
-        sparse.write(part, size, pieces())
+        for _ in sparse.proved(part, sparse.write(part, size, pieces())):
+            if run.cancelled():
+                raise Cancelled
         os.replace(part, kept)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise VerbFailed("The host could not keep the server's disk as it was.", retryable=True,
                          details=f"{kept}: {error}") from error
     finally:
@@ -148,7 +184,7 @@ def _all_kept(disk: Disk) -> list[Path]:
 
 def grow(disk: Disk, root_gb: int) -> None:
     """The disk, which is not in use, has at least ``root_gb`` GiB; it never shrinks. Repeatable."""
-    _grow(disk, _inspected(disk.path, disk), root_gb)
+    _grow(disk, _inspected(disk.path), root_gb)
 
 
 def _grow(disk: Disk, known: qcow2.Header, root_gb: int) -> None:
@@ -156,17 +192,19 @@ def _grow(disk: Disk, known: qcow2.Header, root_gb: int) -> None:
         _qemu_img("resize", "-q", f"json:{json.dumps(_chain(disk))}", str(root_gb * GIBIBYTE))
 
 
-def _inspected(path: Path, disk: Disk) -> qcow2.Header:
-    """The header of the disk in this file: it refers to the base that the server's disk has on any host, and to
-    nothing else."""
+def _inspected(path: Path) -> qcow2.Header:
+    """The header of the disk in this file: it refers to a base as the server's disk has it on any host, or to
+    nothing."""
     try:
         known = qcow2.read(path)
         # Where the folders of servers are is each host's own; what is below is not.
-        expected = f"/{disk.base.parent.name}/{disk.base.name}" if disk.base else ""
-        if (disk.base is None and known.backing) or not known.backing.endswith(expected):
-            raise ValueError(f"it stands on {known.backing!r}, not on {expected!r}")
-        if disk.base and known.backing_format != disk.base_format:
-            raise ValueError(f"its base is said to be {known.backing_format!r}, not {disk.base_format!r}")
+        base, name = Path(known.backing), path.name.removesuffix(PART)
+        if known.backing and not (known.backing == str(base) and base.parent.name == path.parent.name
+                                  and bases.belongs(base, name)):
+            raise ValueError(f"it stands on {known.backing!r}")
+        content = bases.image_of(base.name)
+        if known.backing and known.backing_format not in ([content.disk_format] if content else bases.FORMATS):
+            raise ValueError(f"its base is said to be {known.backing_format!r}")
     except ValueError as problem:
         raise VerbFailed("The server's disk is not one that this host may open.",
                          details=f"{path}: {problem}; see what wrote it") from problem
@@ -174,48 +212,58 @@ def _inspected(path: Path, disk: Disk) -> qcow2.Header:
 
 
 def _link(disk: Disk, image: Cached | None) -> None:
-    """The base, aside."""
-    if image and disk.base:
-        part = aside(disk.base)
-        part.unlink(missing_ok=True)
-        try:
-            # The second name also tells the cache that the image is used.
-            os.link(image.path, part)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            _copy(image.path, part)     # the servers' folders are on another file system, which hosts may share
+    """The base has its name here, which no other content can have."""
+    if image is None or disk.base is None:
+        return
+    if disk.base.exists() and (bases.is_verified(disk.base) or disk.base.samefile(image.path)):
+        return
+    part = aside(disk.base)
+    part.unlink(missing_ok=True)
+    try:
+        # The second name also tells the cache that the image is used.
+        os.link(image.path, part)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(image.path, part)     # the servers' folders are on another file system, which hosts may share
+        bases.mark_verified(part)
+    os.replace(part, disk.base)
+    # Renaming onto another name of the same file leaves both, by POSIX.
+    part.unlink(missing_ok=True)
 
 
 def adopt(disk: Disk) -> None:
-    """Give what ``prepare`` made its names, in place of what had them. The disk comes last: until then the old one
-    stands on a base that is not its own, and whoever asked for the new one must ask again."""
-    if disk.base:
-        part = aside(disk.base)
-        os.replace(part, disk.base)
-        # Renaming onto another name of the same file leaves both, by POSIX.
-        part.unlink(missing_ok=True)
-    else:
-        disk.path.with_name("base").unlink(missing_ok=True)
+    """Give what ``prepare`` made its name, in place of what had it; what lay under that one goes."""
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
+    _drop_bases(disk.path, disk.base)
 
 
-def abandon(disk: Disk) -> None:
+def abandon(folder: Path, name: str = OWN) -> None:
     """Remove what ``prepare`` made and nobody adopted."""
-    for path in (disk.path, disk.base):
-        if path:
-            aside(path).unlink(missing_ok=True)
+    path = folder / name
+    aside(path).unlink(missing_ok=True)
+    try:
+        keep = folder / Path(qcow2.read(path).backing).name
+    except FileNotFoundError:
+        keep = None
+    except ValueError:
+        return      # not a disk: it is not known what belongs to it
+    _drop_bases(path, keep)
 
 
-def discard(folder: Path, *names: str) -> None:
-    """Remove these disks, their bases, and what was being made of them."""
-    for name in names:
-        disk = described(folder, "qcow2", name)
-        abandon(disk)
-        for path in (disk.path, disk.base):
-            if path:
-                path.unlink(missing_ok=True)
+def discard(folder: Path, name: str) -> None:
+    """Remove this disk, its base, and what was being made of them."""
+    aside(folder / name).unlink(missing_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    _drop_bases(folder / name, None)
+
+
+def _drop_bases(path: Path, keep: Path | None) -> None:
+    """Remove the bases of this disk but for one."""
+    for found in path.parent.iterdir() if path.parent.exists() else ():
+        if found != keep and bases.belongs(found.with_name(found.name.removesuffix(PART)), path.name):
+            found.unlink()
 
 
 def convert(disk: Disk, target: Path, run: Run) -> None:
@@ -272,7 +320,7 @@ def _follow(process: subprocess.Popen[bytes], run: Run) -> None:
 
 def aside(path: Path) -> Path:
     """Where a file is made before it has its name."""
-    return path.with_name(f"{path.name}.part")
+    return path.with_name(f"{path.name}{PART}")
 
 
 def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:

@@ -189,10 +189,10 @@ class LibvirtDriver:
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
         return moves.read_part(self._libvirt, self._guests.folder(server), server, secret, name)
 
-    def prepare(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
         folder = self._guests.folder(spec.server)
         self._patiently(run, lambda: self._guests.check(spec))
-        moves.prepare(self._images, folder, spec, read_image, run)
+        moves.prepare(self._images, folder, spec, peer, read_image, run)
         return {}
 
     def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Guests:
     def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
         """A domain over the files that are here. After VerbFailed nothing of it runs."""
         wanted(spec)
-        disks.require(own_disk(self.folder(spec.server), spec))
+        disks.verify(disks.existing(self.folder(spec.server)), run)
         found = self._libvirt.find(spec.server)
         if found and found.active and found.fence != spec.fence:
             raise VerbFailed("The server's guest was started on this host meanwhile; stop it first.",
@@ -94,7 +94,8 @@ class Guests:
 
     def check(self, spec: GuestSpec) -> None:
         """VerbFailed, before anything is made, when the host cannot make the server's hardware."""
-        xml = described(spec, self.home(spec), made=0)
+        home = self.home(spec)
+        xml = described(spec, home, Disk(home.folder / disks.OWN), made=0)
         if self._virt_type() == "test":
             return      # libvirt's mock-up has no command line of QEMU
         try:
@@ -111,15 +112,15 @@ class Guests:
             wanted(spec)
             plugs(spec.interfaces)
             open_folder(folder)
-            disk, drive = own_disk(folder, spec), folder / "config.new"
+            drive = folder / "config.new"
             try:
-                self._prepare(spec, spec.image, disk, read_image, run)
+                disk = self._prepare(spec, spec.image, disks.OWN, read_image, run)
                 if spec.config_drive:
                     self._config_drives.build(spec, drive)
                 self._end(spec.server)
                 disks.adopt(disk)
             finally:
-                disks.abandon(disk)
+                disks.abandon(folder)
             if spec.config_drive:
                 os.replace(drive, folder / "config")
             self._define(spec, made=spec.fence)
@@ -136,13 +137,12 @@ class Guests:
         if marks.rescue != spec.fence:
             device, bus = _rescue_place(image, wanted(spec))
             plugs(spec.interfaces)
-            disk = disks.described(folder, image.disk_format, RESCUE)
             try:
-                self._prepare(spec, image, disk, read_image, run)
+                disk = self._prepare(spec, image, RESCUE, read_image, run)
                 self._end(spec.server)
                 disks.adopt(disk)
             finally:
-                disks.abandon(disk)
+                disks.abandon(folder, RESCUE)
             self._define(spec, made=marks.made, rescue=Rescue(disk, device, bus))
         return power.start(self._libvirt, spec.server, spec.fence, run)
 
@@ -201,13 +201,15 @@ class Guests:
             return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def _prepare(self, spec: GuestSpec, image: ImageRef | None, disk: Disk, read_image: ImageReader, run: Run) -> None:
-        """Fetch the image and make the disk aside; the last moment to cancel."""
+    def _prepare(self, spec: GuestSpec, image: ImageRef | None, name: str, read_image: ImageReader, run: Run) -> Disk:
+        """Fetch the image and make the disk of this name aside; the last moment to cancel."""
         cached = self._fetch(spec, image, read_image, run)
         run.phase("making disks")
+        disk = disks.planned(self.folder(spec.server), cached, name)
         disks.prepare(disk, cached, spec.flavor.root_gb)
         if run.cancelled():
             raise Cancelled
+        return disk
 
     def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, run: Run) -> Cached | None:
         return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if image else None
@@ -219,7 +221,8 @@ class Guests:
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
         known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
-        self._libvirt.define(described(spec, self.home(spec), made, rescue, known))
+        home = self.home(spec)
+        self._libvirt.define(described(spec, home, disks.existing(home.folder), made, rescue, known))
 
     def _end(self, server: str) -> None:
         """Nothing runs of the domain, if there is one, and nothing is saved."""
@@ -250,19 +253,14 @@ def open_folder(folder: Path) -> None:
     folder.chmod(0o711)
 
 
-def described(spec: GuestSpec, home: Home, made: int, rescue: Rescue | None = None,
+def described(spec: GuestSpec, home: Home, disk: Disk, made: int, rescue: Rescue | None = None,
               addresses: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """The domain of a server on any host."""
+    """The domain of a server on any host, with the disk that it has there."""
     folder = home.folder
     return domain_xml(Domain(
         spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
-        own_disk(folder, spec), folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
+        disk, folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
         home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place))
-
-
-def own_disk(folder: Path, spec: GuestSpec) -> Disk:
-    """The server's disk as it is or will be in its folder."""
-    return disks.described(folder, spec.image.disk_format if spec.image else None)
 
 
 def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:

@@ -2,14 +2,16 @@
 """The cache of images: each fetched once, verified, inspected, and named by its checksum.
 
 Called by ``virt.libvirt.driver``. An image is hostile until proved otherwise: while its bytes stream in they are
-counted, hashed and read by a format inspector, and only when all three agree does the file get its name. Until
-then no other program opens it. A server's folder holds a hard link to its image, so an image with one name only
-is not used by anybody and may be evicted.
-Must stay true: a file in the cache without ``.part`` is whole, verified, and refers to no other file.
+counted, hashed and read by a format inspector, and only when all three agree does the file get its name, which is its
+checksum (``bases``). Until then no other program opens it. A server's folder holds a hard link to its image, so an
+image with one name only is not used by anybody and may be evicted; that it was asked for is kept as its access time.
+Must stay true: a file in the cache without ``.part`` is whole, verified, refers to no other file, and is never written
+again.
 """
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import queue
 import re
@@ -19,7 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -29,12 +31,15 @@ from common import errors
 from common.models import ImageRef
 from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, Run, VerbFailed
 from compute_agent.virt.fetches import FETCHES, Fetches
+from compute_agent.virt.libvirt import bases
 from compute_agent.virt.libvirt.pump import PATIENCE, pumped
 
+log = logging.getLogger(__name__)
 #: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
 FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
-HASHES = ("sha512", "sha256", "sha384", "blake2b")
 MEBIBYTE, GIBIBYTE, HEADER_BYTES = 1 << 20, 1 << 30, 64 << 10
+#: Seconds in which an image that was asked for gets its link in a server's folder.
+ABOUT_TO_BE_USED = 600
 #: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with zeros.
 DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
 
@@ -75,16 +80,17 @@ class ImageCache:
         if image.disk_format not in FORMATS:
             raise VerbFailed(f"Images of format {image.disk_format!r} are not supported here; "
                              f"convert it to one of {', '.join(FORMATS)}.")
-        path = self._folder / f"{_key(image)}.{image.disk_format}"
-        lock = self._locks[path.name]
+        name = _key(image)
+        lock = self._locks[name]
         while not lock.acquire(timeout=PATIENCE):
             _stop_if_cancelled(run)
         try:
-            if not path.exists():
+            path = self._cached(name, run)
+            if path is None:
                 with self._fetches.one(run):
                     run.phase("fetching image")
-                    self._fetch(image, path, max_bytes, read_image, run)
-            os.utime(path)
+                    path = self._fetch(image, name, max_bytes, read_image, run)
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         finally:
             lock.release()
         size = _inspect_cached(path, image.disk_format)
@@ -96,9 +102,10 @@ class ImageCache:
         now = time.time() if now is None else now
         evicted = []
         for path in self._folder.iterdir():
-            about = path.stat()
+            about = path.lstat()
             lock = self._locks[path.name]
-            if about.st_nlink == 1 and now - about.st_mtime > self._ttl and lock.acquire(blocking=False):
+            used = max(about.st_atime, about.st_mtime)
+            if about.st_nlink == 1 and now - used > max(self._ttl, ABOUT_TO_BE_USED) and lock.acquire(blocking=False):
                 try:
                     path.unlink()
                     evicted.append(path.name)
@@ -106,21 +113,48 @@ class ImageCache:
                     lock.release()
         return evicted
 
-    def _fetch(self, image: ImageRef, path: Path, max_bytes: int, read_image: ImageReader, run: Run) -> None:
+    def _cached(self, name: str, run: Run) -> Path | None:
+        """The file that is here under this name, or that an image's id leads to; one that was changed goes."""
+        path = self._folder / name
+        if path.is_symlink():
+            path = self._folder / os.readlink(path)
+        if not path.exists():
+            return None
+        if bases.image_of(path.name) is None:       # of a release that named it by its id alone
+            path.unlink()
+            return None
+        try:
+            bases.verify(path, run)
+        except VerbFailed as changed:
+            log.error("an image in the cache is not what was fetched and is fetched again: %s", changed.details)
+            path.unlink()
+            return None
+        return path
+
+    def _fetch(self, image: ImageRef, name: str, max_bytes: int, read_image: ImageReader, run: Run) -> Path:
         if shutil.disk_usage(self._folder).free < image.size:
             raise VerbFailed("The host has no space for the image.", retryable=True,
                              details=f"{image.size} bytes needed in {self._folder}; free space or evict images")
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = self._folder / f"{name}.{os.getpid()}.part"
+        digest = hashlib.new(image.hash_algo if image.hash_value else bases.OWN_HASH)
         try:
             with part.open("wb") as file, closing(_fetched(image.id, read_image, run)) as chunks:
                 for chunk in _checked(image, max_bytes, chunks):
+                    digest.update(chunk)
                     file.write(chunk)
                     if image.size:
                         run.phase(f"fetching image {100 * file.tell() // image.size} %")
+                _refuse_altered(image, digest.hexdigest())
                 file.flush()
                 os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
+            path = self._folder / bases.content_name(
+                replace(image, hash_algo=digest.name, hash_value=digest.hexdigest()))
             os.replace(part, path)
+            bases.mark_verified(path)
+            if path.name != name:
+                _lead(self._folder / name, path.name)
+            return path
         except OSError as error:
             raise VerbFailed("The host could not store the image.", retryable=True,
                              details=f"{part}: {error}") from error
@@ -128,16 +162,21 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
 
+def _lead(name: Path, content: str) -> None:
+    """From the name of an image whose checksum nobody knew to its content."""
+    part = name.with_name(f"{name.name}.part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(content)
+    os.replace(part, name)
+
+
 def _checked(image: ImageRef, max_bytes: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Hand the chunks on; raise VerbFailed as soon as they are not the image that was promised."""
-    digest = hashlib.new(image.hash_algo) if image.hash_value else None
     inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", chunks))
     size, known, head = 0, False, b""
     for chunk in inspectors:
         size += len(chunk)
         head += chunk[:HEADER_BYTES - len(head)]
-        if digest:
-            digest.update(chunk)
         if image.size and size > image.size:
             raise VerbFailed(f"The image is longer than the {image.size} bytes that the image service announced.")
         if not known and inspectors.formats is not None:
@@ -147,10 +186,13 @@ def _checked(image: ImageRef, max_bytes: int, chunks: Iterator[bytes]) -> Iterat
     inspectors.close()
     if image.size and size != image.size:
         raise VerbFailed(f"The image ended after {size} of {image.size} bytes.", retryable=True)
-    if digest and digest.hexdigest() != image.hash_value.lower():
-        raise VerbFailed(f"The image does not have the {image.hash_algo} checksum that the image service gave for it; "
-                         "upload it again.", details=f"found {digest.hexdigest()}, expected {image.hash_value}")
     _refuse_unsafe(image.disk_format, inspectors, head, size, max_bytes)
+
+
+def _refuse_altered(image: ImageRef, found: str) -> None:
+    if image.hash_value and found != image.hash_value.lower():
+        raise VerbFailed(f"The image does not have the {image.hash_algo} checksum that the image service gave for it; "
+                         "upload it again.", details=f"found {found}, expected {image.hash_value}")
 
 
 def _refuse_unsafe(declared: str, inspectors: format_inspector.InspectWrapper, head: bytes, size: int,
@@ -209,16 +251,12 @@ def _fetched(image_id: str, read_image: ImageReader, run: Run) -> Generator[byte
 
 
 def _key(image: ImageRef) -> str:
-    """The file's name in the cache: by checksum; by id when the image service has none."""
+    """The file's name in the cache: by checksum; when the image service has none, by id, which leads to the file."""
     if not image.hash_value:
         if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):
             raise VerbFailed("The image's id is not a UUID.", details=f"id {image.id!r}")
-        return f"id-{image.id.lower()}"
-    if image.hash_algo not in HASHES:
-        raise VerbFailed(f"The image's checksum is of kind {image.hash_algo!r}; use one of {', '.join(HASHES)}.")
-    if not re.fullmatch(r"[0-9a-fA-F]{64,128}", image.hash_value):
-        raise VerbFailed("The image's checksum is not a hexadecimal number.", details=repr(image.hash_value))
-    return f"{image.hash_algo}-{image.hash_value.lower()}"
+        return f"id-{image.id.lower()}.{image.disk_format}"
+    return bases.content_name(image)
 
 
 def _stop_if_cancelled(run: Run) -> None:

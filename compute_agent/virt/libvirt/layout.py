@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's description made to fit the guest that runs: pure functions.
+"""A guest's description made to fit the guest that runs, and what it says of its disks: pure functions.
 
-Called by ``live``. What a running guest sees may not change under it: its machine, its processor, and where its devices
-are. libvirt gives devices their places in the order in which it meets them, and a guest that was given an interface, or
-lost one, has met them in another order than a new description has them.
+Called by ``live``, ``power`` and ``snapshots``. What a running guest sees may not change under it: its machine, its
+processor, and where its devices are. libvirt gives devices their places in the order in which it meets them, and a
+guest that was given an interface, or lost one, has met them in another order than a new description has them.
 Must stay true: what a guest can see is as it was; files, bridges, CPUs and memory of the host are as the description
 says.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from compute_agent.virt.libvirt.domain_xml import NAMESPACE, SERIAL_SOCKETS, Marks, metadata
+from compute_agent.virt.libvirt.domain_xml import NAMESPACE, SERIAL_SOCKETS, Disk, Marks, metadata
 
 #: Where the serial console's socket is said.
 SERIAL = "devices/serial[@type='unix']/source"
@@ -49,6 +49,20 @@ def arriving(described: str, running: str, marks: Marks) -> str:
 def virt_type(described: str) -> str:
     """What a domain runs under."""
     return ElementTree.fromstring(described).get("type", "")
+
+
+def disks(described: str) -> dict[str, Disk]:
+    """The disks that a domain writes, with what lies under them, by the names that it gives them."""
+    found: dict[str, Disk] = {}
+    for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
+        driver, source, target = (element.find(part) for part in ("driver", "source", "target"))
+        if driver is None or source is None or target is None or driver.get("type") != "qcow2":
+            continue
+        base, kind = element.find("backingStore/source"), element.find("backingStore/format")
+        path, name = Path(source.get("file", "")), target.get("dev", "")
+        found[name] = Disk(path) if base is None or kind is None else Disk(path, Path(base.get("file", "")),
+                                                                           kind.get("type", ""))
+    return found
 
 
 def serial_socket(described: str) -> str:

@@ -2,9 +2,9 @@
 """A guest's files on their way between hosts: what one host gives, and what becomes of it at the other.
 
 Called by ``virt.libvirt.driver``; ``arrivals`` takes base and config drive of a guest that comes while it runs. The
-parts are ``config``, ``base`` (the image, which a host may have when the image service has it no more) and ``disk``,
-the overlay alone, as the file it is. The offer is a file in the server's folder: who may read, by the hash of a secret,
-and the fence under which it was made.
+parts are ``config``, ``disk``, the overlay alone, as the file it is, and what lies under it, whose name says its
+content (``bases``): which image the server is of now, or was made of, is not asked. The offer is a file in the server's
+folder: who may read, by the hash of a secret, and the fence under which it was made.
 Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and again while it is read;
 and what another host sent has its own name here only when it is whole, inspected, and stands on our own base.
 """
@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from common import errors
-from common.models import GuestSpec
+from common.models import GuestSpec, ImageRef
 from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, ImageReader, Part, Peer, Run, VerbFailed
-from compute_agent.virt.libvirt import disks, power, snapshots
+from compute_agent.virt.libvirt import bases, disks, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.guests import open_folder
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache, Missing
 from compute_agent.virt.libvirt.pump import pumped
 
 LOG = logging.getLogger(__name__)
-OFFER, CONFIG, BASE, DISK = "offer", "config", "base", "disk"
+OFFER, CONFIG, DISK = "offer", "config", disks.OWN
 LONGEST_OFFER, LOOK_EVERY = 4096, 1.0
 
 
@@ -53,8 +53,12 @@ def withdraw(folder: Path) -> None:
 
 def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
     """What may be read with the secret. Raises errors.Forbidden."""
-    return [Part(name, path.stat().st_size, sparse.data_bytes(path))
-            for name, path in _offered(libvirt, folder, server, secret).items()]
+    return [_part(name, path) for name, path in _offered(libvirt, folder, server, secret).items()]
+
+
+def _part(name: str, path: Path) -> Part:
+    """A base that is gone here has no bytes; another host may have it, by its name."""
+    return Part(name, path.stat().st_size, sparse.data_bytes(path)) if path.exists() else Part(name, 0, 0)
 
 
 def read_part(libvirt: Connection, folder: Path, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
@@ -89,9 +93,9 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     if not is_right or found is None or found.fence > told["fence"]:
         raise errors.Forbidden("Nothing of the server is offered under this secret.")
     _, disk = snapshots.own_disk(libvirt.describe(server, stored=True), folder / DISK)
-    files = {CONFIG: folder / CONFIG, **({BASE: disk.base} if disk.base else {}),
-             **({} if found.active else {DISK: disk.path})}
-    return {name: path for name, path in files.items() if path.exists()}
+    files = {CONFIG: folder / CONFIG, **({} if found.active else {DISK: disk.path})}
+    return {**{name: path for name, path in files.items() if path.exists()},
+            **({bases.part_name(disk.base, disk.base_format): disk.base} if disk.base else {})}
 
 
 def _hash(secret: str) -> str:
@@ -109,23 +113,22 @@ def _write(path: Path, content: bytes) -> None:
 
 
 # --- at the destination ---
-def prepare(images: ImageCache, folder: Path, spec: GuestSpec, read_image: ImageReader, run: Run) -> None:
-    """Space and base image, unless storage is shared and the files are here."""
-    if (folder / DISK).exists():
+def prepare(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run
+            ) -> None:
+    """Space, and what lies under the disk; ``peer`` None: storage is shared, and the files are here."""
+    if peer is None:
+        disks.verify(disks.existing(folder), run)
         return
     disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
-    try:
-        _fetch(images, spec, read_image, run)
-    except (Missing, errors.Unavailable) as problem:
-        LOG.info("the image of server %s will come from its host: %s", spec.server, problem)
+    fetch_base(images, spec, Copy(peer, spec.server, run, ()), read_image)
 
 
 def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run
             ) -> dict[str, Any]:
     """The server's files here, whole; nobody has them open."""
-    disk = disks.described(folder, spec.image.disk_format if spec.image else None)
     if peer is None:
-        disks.require(disk)
+        disk = disks.existing(folder)
+        disks.verify(disk, run)
         disks.grow(disk, spec.flavor.root_gb)
         return {"bytes": 0}
     copy = Copy(peer, spec.server, run, (CONFIG, DISK) if spec.config_drive else (DISK,))
@@ -136,6 +139,7 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
         image = fetch_base(images, spec, copy, read_image)
         if spec.config_drive:
             copy.fetch(CONFIG, disks.aside(drive))
+        disk = disks.planned(folder, image)
         copy.fetch(DISK, disks.aside(disk.path))
         disks.take_in(disk, image, spec.flavor.root_gb)
         if run.cancelled():
@@ -144,25 +148,27 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
             os.replace(disks.aside(drive), drive)
         disks.adopt(disk)
     finally:
-        disks.abandon(disk)
+        disks.abandon(folder)
         disks.aside(drive).unlink(missing_ok=True)
     return {"bytes": copy.travelled}
 
 
 def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader) -> Cached | None:
-    """The image below the server's disk: from the cache, the image service, or the host that has the server. Whoever
-    it came from, it is verified like any image."""
-    try:
-        return _fetch(images, spec, read_image, copy.run)
-    except (Missing, errors.Unavailable) as problem:
-        if not copy.has(BASE):
-            raise
-        LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
-        return _fetch(images, spec, lambda image: copy.whole(BASE), copy.run)
-
-
-def _fetch(images: ImageCache, spec: GuestSpec, read_image: ImageReader, run: Run) -> Cached | None:
-    return images.fetch(spec.image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if spec.image else None
+    """What lies under the server's disk, as the host that has it says: from the cache, from the image service where
+    the server's image has the same content, or from that host. Whoever it came from, it is verified like any image."""
+    base = copy.base
+    if base is None:
+        return None
+    name, content = base
+    most = spec.flavor.root_gb * GIBIBYTE
+    if spec.image and bases.same_content(spec.image, content):
+        try:
+            return images.fetch(spec.image, most, read_image, copy.run)
+        except (Missing, errors.Unavailable) as problem:
+            if not copy.has(name):
+                raise
+            LOG.info("the image of server %s comes from its host: %s", spec.server, problem)
+    return images.fetch(content, most, lambda image: copy.whole(name), copy.run)
 
 
 class Copy:
@@ -176,16 +182,32 @@ class Copy:
         self._total = self.left = sum(self._part(name).bytes for name in names)
         self.travelled = 0
 
+    @property
+    def base(self) -> tuple[str, ImageRef] | None:
+        """The part that lies under the disk, and its content; None when the disk stands on nothing."""
+        for name in self._offered:
+            if content := bases.image_of(name):
+                return name, content
+        if bases.UNNAMED in self._offered:
+            raise VerbFailed("The host that has the server does not say what its disk was made on; upgrade its agent.",
+                             details="its part of that is called base, without a checksum")
+        return None
+
     def has(self, name: str) -> bool:
-        """Whether the part is offered."""
-        return name in self._offered
+        """Whether there is something of the part."""
+        return self._part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write a part into a file of ours, with its holes."""
+        """Write a part into a file of ours, with its holes, and read it back: that the host can read every byte of it
+        is known before the other host may remove its own."""
         size = self._part(name).size
         try:
             with closing(pumped(f"copy-{self._server}", lambda: self._peer.read(name), self.run)) as pieces:
-                sparse.write(path, size, self._counted(pieces))
+                stored = sparse.write(path, size, self._counted(pieces))
+            for count in sparse.proved(path, stored):
+                if self.run.cancelled():
+                    raise Cancelled
+                self.run.phase(f"verifying files {100 * count // max(self._part(name).bytes, 1)} %")
         except (OSError, ValueError) as error:
             raise VerbFailed("The host could not store the server's files.", retryable=True,
                              details=f"{path}: {error}") from error

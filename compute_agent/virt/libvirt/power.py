@@ -2,8 +2,8 @@
 """Power: what starts, stops, pauses and suspends a domain that exists.
 
 Called by ``virt.libvirt.driver`` and ``guests``. Each function looks first and does what is missing.
-Must stay true: the fence is written before a domain starts and counts once it runs; saved memory is given up by a
-stop and by nothing else here.
+Must stay true: no domain starts before its disks were verified; the fence is written before a domain starts and counts
+once it runs; saved memory is given up by a stop and by nothing else here.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from common.models import DomainState
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
 from compute_agent.virt.interfaces import when_bridged
-from compute_agent.virt.libvirt import jobs
+from compute_agent.virt.libvirt import disks, jobs, layout
 from compute_agent.virt.libvirt.connection import Connection, Found
 
 #: Seconds between two looks at a domain that should power off, and between two presses of its button: a guest
@@ -52,6 +52,8 @@ def start(libvirt: Connection, server: str, fence: int, run: Run, paused: bool =
     if run.cancelled():
         raise Cancelled
     if not found.active:
+        for disk in layout.disks(libvirt.describe(server, stored=True)).values():
+            disks.verify(disk, run)
         libvirt.mark(server, fence=fence, started=int(time.time()))
         when_bridged(run, lambda: libvirt.start(server, paused and not found.saved))
     elif found.fence != fence:

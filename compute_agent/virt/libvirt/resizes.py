@@ -10,17 +10,16 @@ from common.models import DomainState, GuestSpec
 from compute_agent.virt.driver import Run
 from compute_agent.virt.libvirt import disks, power
 from compute_agent.virt.libvirt.connection import Connection
-from compute_agent.virt.libvirt.guests import Guests, own_disk
+from compute_agent.virt.libvirt.guests import Guests
 
 
 def resize(libvirt: Connection, guests: Guests, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
     """The guest as ``spec`` says; one that runs already is so."""
-    disk = own_disk(guests.folder(spec.server), spec)
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
     if not power.find(libvirt, spec.server).active:
         guests.check(spec)
-        disks.require(disk)
+        disk = disks.existing(guests.folder(spec.server))
         disks.keep(disk, str(spec.fence), run)
         disks.grow(disk, spec.flavor.root_gb)
     return guests.install(spec, runs, run)
@@ -29,8 +28,8 @@ def resize(libvirt: Connection, guests: Guests, spec: GuestSpec, runs: bool, run
 def settle(libvirt: Connection, guests: Guests, spec: GuestSpec, back: bool, resized: int, run: Run
            ) -> DomainState:
     """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has kept."""
-    disk = own_disk(guests.folder(spec.server), spec)
     power.find(libvirt, spec.server)
+    disk = disks.existing(guests.folder(spec.server))
     if back:
         power.refuse_active(libvirt, spec.server)
         disks.take_back(disk, str(resized))

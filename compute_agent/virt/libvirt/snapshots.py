@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from compute_agent.virt.driver import Cancelled, Run, VerbFailed
-from compute_agent.virt.libvirt import disks, guest_agent, jobs, power
+from compute_agent.virt.libvirt import disks, guest_agent, jobs, layout, power
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.wanted import still_demanded
@@ -40,14 +40,9 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) ->
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
     """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when it has none."""
-    for element in ElementTree.fromstring(described).iterfind("devices/disk") if described else ():
-        source, target = element.find("source"), element.find("target")
-        if source is None or target is None or source.get("file") != str(own):
-            continue
-        base, kind = element.find("backingStore/source"), element.find("backingStore/format")
-        if base is None or kind is None:
-            return target.get("dev", ""), Disk(own)
-        return target.get("dev", ""), Disk(own, Path(base.get("file", "")), kind.get("type", ""))
+    for name, disk in layout.disks(described).items():
+        if disk.path == own:
+            return name, disk
     raise VerbFailed("The server has no disk of its own on this host.", details=f"no disk {own} in its domain")
 
 

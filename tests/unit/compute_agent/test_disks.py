@@ -14,6 +14,8 @@ from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt import disks, host
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import Cached
+from tests import disks as disks_seen
+from tests.disks import base, names
 
 MIB, GIB = 1 << 20, 1 << 30
 needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
@@ -22,7 +24,7 @@ needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qe
 def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> Cached:
     path = folder / f"image.{disk_format}"
     subprocess.run(["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True)
-    return Cached(path, disk_format, size)
+    return disks_seen.cached(path, disk_format, size)
 
 
 def info(path: Path) -> dict[str, Any]:
@@ -43,10 +45,10 @@ def test_overlay_names_its_base_and_has_the_flavors_size(tmp_path: Path, disk_fo
     made = disks.make(home, image, root_gb)
     about = info(home / "disk")
     assert about["virtual-size"] == size
-    assert (about["backing-filename"], about["backing-filename-format"]) == (str(home / "base"), disk_format)
-    assert made == Disk(home / "disk", home / "base", disk_format)
-    assert (home / "base").samefile(image.path)
-    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    assert (about["backing-filename"], about["backing-filename-format"]) == (str(base(home)), disk_format)
+    assert made == disks.existing(home) == Disk(home / "disk", base(home), disk_format)
+    assert base(home).name == f"base.{image.path.name}" and base(home).samefile(image.path)
+    assert names(home) == ["base", "disk"]
 
 
 @needs_qemu_img
@@ -54,7 +56,7 @@ def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
     home = tmp_path / "server"
     home.mkdir()
     image = cached(tmp_path)
-    for left_over in ("base.part", "disk.part"):
+    for left_over in (f"base.{image.path.name}.part", "disk.part"):
         (home / left_over).write_bytes(b"half")
     disks.make(home, image, 1)
     first = (home / "disk").stat().st_ino
@@ -62,7 +64,7 @@ def test_made_again_after_a_crash_at_any_line(tmp_path: Path) -> None:
     assert (home / "disk").stat().st_ino == first
     (home / "disk").unlink()
     disks.make(home, image, 1)
-    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    assert names(home) == ["base", "disk"]
 
 
 @needs_qemu_img
@@ -80,19 +82,19 @@ def test_replaced_only_when_its_successor_is_adopted(tmp_path: Path, disk_format
     own = disks.make(home, cached(tmp_path), 1)
     first = (home / "disk").stat().st_ino
     image = cached(tmp_path, disk_format, 5 * MIB)
-    successor = disks.described(home, disk_format)
+    successor = disks.planned(home, image)
     for _ in range(2):
         disks.prepare(successor, image, 2)
     assert own.path.stat().st_ino == first and info(own.path)["virtual-size"] == GIB
-    disks.abandon(successor)
-    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    disks.abandon(home)
+    assert names(home) == ["base", "disk"]
     disks.prepare(successor, image, 2)
     disks.adopt(successor)
-    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
-    assert (home / "base").samefile(image.path) and info(own.path)["virtual-size"] == 2 * GIB
+    assert names(home) == ["base", "disk"]
+    assert base(home).samefile(image.path) and info(own.path)["virtual-size"] == 2 * GIB
     disks.make(home, image, 1, "rescue")
     disks.discard(home, "rescue")
-    assert sorted(path.name for path in home.iterdir()) == ["base", "disk"]
+    assert names(home) == ["base", "disk"]
 
 
 @needs_qemu_img

@@ -15,8 +15,12 @@ from compute_agent.virt.driver import Cancelled, Run, VerbFailed
 from compute_agent.virt.libvirt import disks, qcow2
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.images import Cached
+from tests.disks import cached
+from tests.disks import names as names_in
 
 MIB, GIB = 1 << 20, 1 << 30
+#: The name of another base.
+CONTENT = f"base.sha256-{64 * 'a'}.raw"
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
 pytestmark = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
 
@@ -25,20 +29,21 @@ pytestmark = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-i
 def image(tmp_path: Path) -> Cached:
     path = tmp_path / "image.raw"
     path.write_bytes(b"image" * 1000)
-    return Cached(path, "raw", 5000)
+    return cached(path, "raw", 5000)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Disk:
+def disk(tmp_path: Path, image: Cached) -> Disk:
     """A server's disk, not made yet."""
     home = tmp_path / "instances" / "server"
     home.mkdir(parents=True)
-    return disks.described(home, "raw")
+    return disks.planned(home, image)
 
 
-def came(disk: Disk, *options: str, backing: str = "/other/instances/server/base", backing_format: str = "raw") -> Path:
-    """What another host sent lies aside."""
+def came(disk: Disk, *options: str, backing: str = "/other/instances/server/BASE", backing_format: str = "raw") -> Path:
+    """What another host sent lies aside; BASE stands for the name of what lies under the disk."""
     part = disks.aside(disk.path)
+    backing = backing.replace("BASE", disk.base.name if disk.base else CONTENT)
     named = ["-u", "-b", backing, "-F", backing_format] if backing else []
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *named, *options, part, str(GIB)], check=True)
     subprocess.run(["qemu-io", "-c", f"write -P 7 {MIB} 512", f'json:{{"driver": "qcow2", "backing": null, "file": '
@@ -53,10 +58,10 @@ def holds(disk: Disk, pattern: int = 7) -> bool:
 
 
 def names(disk: Disk) -> list[str]:
-    return sorted(path.name for path in disk.path.parent.iterdir())
+    return names_in(disk.path.parent)
 
 
-@pytest.mark.parametrize("backing", ["/other/instances/server/base", "own"])
+@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "own"])
 @pytest.mark.parametrize(("root_gb", "size"), [(0, GIB), (1, GIB), (3, 3 * GIB)])
 def test_it_stands_on_our_base_and_is_large_enough(disk: Disk, image: Cached, backing: str, root_gb: int,
                                                    size: int) -> None:
@@ -75,7 +80,7 @@ def test_it_stands_on_our_base_and_is_large_enough(disk: Disk, image: Cached, ba
 
 
 def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
-    disk = disks.described(tmp_path, None)
+    disk = disks.planned(tmp_path, None)
     came(disk, backing="")
     disks.take_in(disk, None, 2)
     disks.adopt(disk)
@@ -84,10 +89,11 @@ def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("backing", "backing_format", "reason"), [
-    ("/etc/shadow", "raw", "stands on"), ("/other/instances/another/base", "raw", "stands on"),
-    ("nbd://somewhere/base", "raw", "stands on"), ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
+    ("/etc/shadow", "raw", "stands on"), ("/other/instances/another/BASE", "raw", "stands on"),
+    (f"/other/instances/server/{CONTENT}", "raw", "stands on"), ("/other/instances/server/base", "raw", "stands on"),
+    ("nbd://somewhere/BASE", "raw", "stands on"), ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
     ("/x/server/base.", "raw", "stands on"), ("", "", "stands on"),
-    ("/other/instances/server/base", "qcow2", "said to be")])
+    ("/other/instances/server/BASE", "qcow2", "said to be")])
 def test_hostile_one_is_opened_by_nobody(disk: Disk, image: Cached, backing: str, backing_format: str, reason: str
                                          ) -> None:
     part = came(disk, backing=backing, backing_format=backing_format)
@@ -99,7 +105,7 @@ def test_hostile_one_is_opened_by_nobody(disk: Disk, image: Cached, backing: str
 
 
 def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path) -> None:
-    disk = disks.described(tmp_path, None)
+    disk = disks.planned(tmp_path, None)
     came(disk)
     with pytest.raises(VerbFailed, match="may open"):
         disks.take_in(disk, None, 3)

@@ -217,6 +217,39 @@ def test_eviction_spares_what_a_server_uses_and_what_is_young(tmp_path: Path) ->
     assert names(folder) == set()
 
 
+def test_image_without_a_checksum_is_known_by_its_own(tmp_path: Path) -> None:
+    cache, image = ImageCache(tmp_path), replace(ref(GOOD), hash_algo="", hash_value="")
+    (tmp_path / f"id-{image.id}.qcow2").write_bytes(b"of a release that knew no checksum either")
+    reads: list[str] = []
+
+    def reader(asked: str) -> Iterator[bytes]:
+        reads.append(asked)
+        yield GOOD
+    for _ in range(2):
+        path = cache.fetch(image, 0, reader, QUIET).path
+        assert path.name == f"sha256-{hashlib.sha256(GOOD).hexdigest()}.qcow2" and path.read_bytes() == GOOD
+    assert len(reads) == 1
+    assert sorted(cache.evict(time.time() + 3600 * 48)) == sorted([path.name, f"id-{image.id}.qcow2"])
+
+
+@pytest.mark.parametrize("keeps_attributes", [True, False])
+def test_file_that_was_changed_in_the_cache_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             keeps_attributes: bool) -> None:
+    if not keeps_attributes:
+        monkeypatch.setattr(os, "setxattr", refused)
+        monkeypatch.setattr(os, "getxattr", refused)
+    cache = ImageCache(tmp_path)
+    path = cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path
+    path.chmod(0o600)
+    path.write_bytes(GOOD[:-1] + b"!")
+    assert cache.fetch(ref(GOOD), 0, chunks(GOOD), QUIET).path.read_bytes() == GOOD
+    cache.fetch(ref(GOOD), 0, refused, QUIET)
+
+
+def refused(*arguments: object) -> Iterator[bytes]:
+    raise OSError("not here")
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     demand(*FOR_GUESTS)

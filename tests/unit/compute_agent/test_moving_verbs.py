@@ -65,9 +65,11 @@ class Pair:
 def test_a_guest_moves_while_it_is_off_and_grows() -> None:
     pair = Pair()
     spec = to_wire(guest(2, LARGE))
-    assert pair.run(pair.destination, "prepare", guest=spec).status == "done"
+    source = {"secret": "open sesame", "from": "h1:1"}
+    assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "failed", "nothing is offered yet"
     pair.offered()
-    received = pair.run(pair.destination, "receive", guest=spec, secret="open sesame", **{"from": "h1:1"})
+    assert pair.run(pair.destination, "prepare", guest=spec, **source).status == "done"
+    received = pair.run(pair.destination, "receive", guest=spec, **source)
     assert received.status == "done" and received.data["bytes"] > 0
     assert pair.destination.domains() == []
     installed = pair.run(pair.destination, "install", guest=spec, runs=True)

@@ -185,10 +185,22 @@ def test_ten_gib_of_hole_cost_nothing(rig: Rig, tmp_path: Path) -> None:
     part = next(part for part in rig.peer().parts() if part.name == "sparse")
     assert part.size == size and 3 * 4096 <= part.bytes < MEBIBYTE
     began = time.monotonic()
-    assert sparse.write(copy, size, rig.peer().read("sparse")) == part.bytes
+    stored = sparse.write(copy, size, rig.peer().read("sparse"))
+    assert sum(piece.length for piece in stored) == part.bytes == list(sparse.proved(copy, stored))[-1]
     assert time.monotonic() - began < 5
     assert copy.stat().st_size == size and copy.stat().st_blocks * 512 < MEBIBYTE
     assert list(sparse.pieces(copy, size)) == list(sparse.pieces(disk, size))
+
+
+def test_bytes_that_the_disk_did_not_keep_are_noticed(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    stored = sparse.write(copy, 3 * MEBIBYTE, iter([(0, b"one"), (2 * MEBIBYTE, b"two")]))
+    assert list(sparse.proved(copy, stored)) == [3, 6]
+    with copy.open("r+b") as file:
+        file.seek(2 * MEBIBYTE)
+        file.write(b"tow")
+    with pytest.raises(ValueError, match=f"3 bytes at {2 * MEBIBYTE} are not what was written"):
+        list(sparse.proved(copy, stored))
 
 
 @pytest.mark.parametrize("readers", [1, 3])

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk stands on what it was made on, whatever image its server is said to be of, and no other bytes are started.
+
+An unshelved server, one whose rebuild was refused, one whose image has changed: the image of the request is another one
+than lies under the disk. Here it is always a raw one of other bytes.
+"""
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.models import GuestSpec, ImageRef
+from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
+from compute_agent.virt.memory import MemoryDriver
+from tests.contract.conftest import QEMU_MOVES
+from tests.contract.virt_pairs import LARGER, Pair
+from tests.contract.virt_rigs import QUIET, Rig, another
+from tests.disks import base
+
+OTHER = b"other" * 4000
+#: The image that the server is said to be of.
+ANOTHER = ImageRef(str(uuid.UUID(int=8)), "raw", len(OTHER), "sha512", hashlib.sha512(OTHER).hexdigest())
+
+
+def read_other(image: str) -> Iterator[bytes]:
+    yield OTHER
+
+
+def home(rig: Rig, spec: GuestSpec) -> Path:
+    return rig.folder / "instances" / spec.server
+
+
+def same_bytes(pair: Pair, spec: GuestSpec) -> bool:
+    """Do both hosts see the same on the server's disk?"""
+    source, destination = pair.source.driver, pair.destination.driver
+    if isinstance(source, MemoryDriver) and isinstance(destination, MemoryDriver):
+        return source.guests[spec.server].disk == destination.files[spec.server].disk
+    told = subprocess.run(["qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2",
+                           *(home(rig, spec) / "disk" for rig in pair.rigs)], check=False)
+    return told.returncode == 0
+
+
+def test_disk_moves_with_what_it_was_made_on(pair: Pair) -> None:
+    spec = replace(pair.off_with_canary(), image=ANOTHER)
+    there = pair.destination.driver
+    there.prepare(spec, pair.peer(spec.server), read_other, QUIET)
+    there.receive(spec, pair.peer(spec.server), read_other, QUIET)
+    assert same_bytes(pair, spec)
+    assert pair.booted_there(spec)
+    back = replace(spec, fence=3)
+    there.ensure_stopped(spec.server, 3, 0, QUIET)
+    boots = pair.source.boots(spec.server)
+    assert pair.source.driver.install(back, True, QUIET).power_state == RUNNING
+    assert pair.source.has_canary(spec.server, boots + 1), "and goes back"
+
+
+@pytest.mark.parametrize("live", ["memory", QEMU_MOVES], indirect=True)
+def test_running_guest_moves_with_what_its_disk_was_made_on(live: Pair) -> None:
+    spec = replace(live.counting(), image=ANOTHER)
+    cpu = live.source.driver.inventory().cpu_info
+    to = live.destination.driver.prepare_arrival(spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET)
+    live.source.driver.live_migrate(spec, to, live.shared, QUIET)
+    live.destination.driver.arrived(spec, QUIET)
+    if live.source.real:
+        assert base(home(live.destination, spec)).name == f"base.sha512-{live.source.image.hash_value}.qcow2"
+    live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    boots = live.destination.boots(spec.server)
+    live.destination.driver.ensure_running(spec.server, 4, QUIET)
+    live.destination.await_boots(spec.server, boots + 1)
+
+
+def test_guest_that_is_described_anew_keeps_what_its_disk_was_made_on(rig: Rig) -> None:
+    spec = replace(rig.boot_with_canary(), image=ANOTHER)
+    boots, fences = rig.boots(spec.server), iter(range(2, 9))
+
+    def stopped() -> GuestSpec:
+        rig.driver.ensure_stopped(spec.server, next(fences), 0, QUIET)
+        return replace(spec, fence=next(fences), flavor=LARGER)
+    resized = stopped()
+    assert rig.driver.resize_here(resized, True, QUIET).power_state == RUNNING
+    assert rig.has_canary(spec.server, boots := boots + 1), "resized"
+    rig.driver.settle_resize(replace(stopped(), flavor=spec.flavor), True, resized.fence, QUIET)
+    rig.driver.ensure_running(spec.server, next(fences), QUIET)
+    assert rig.has_canary(spec.server, boots := boots + 1), "reverted"
+    rig.driver.rescue(replace(spec, fence=next(fences)), another(rig), rig.read_image, QUIET)
+    rig.await_boots(spec.server, boots + 1)
+    rig.driver.unrescue(replace(spec, fence=next(fences)), QUIET)
+    assert rig.has_canary(spec.server, boots + 2 if rig.has_console else 0), "rescued"
+
+
+# --- other bytes ---
+def overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 4)
+        file.write(b"lost")
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def unlinked(path: Path) -> None:
+    path.unlink()
+
+
+def renamed(path: Path) -> None:
+    disk = path.with_name("disk")
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", path.with_name("base"), "-F",
+                    path.name.rpartition(".")[2], disk], check=True)
+    path.with_name("base").write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [overwritten, cut_off, unlinked, renamed])
+@pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
+def test_nothing_starts_over_other_bytes(pair: Pair, damage: Callable[[Path], None]) -> None:
+    rig, spec = pair.source, pair.off_with_canary()
+    folder = home(rig, spec)
+    kept = {path: path.read_bytes() for path in (folder / "disk", base(folder))}
+    damage(base(folder))
+    starts = [lambda: rig.driver.ensure_running(spec.server, 2, QUIET),
+              lambda: rig.driver.reboot(spec.server, 3, 0, QUIET), lambda: rig.driver.install(spec, True, QUIET)]
+    for start in starts[:2] if damage is renamed else starts:
+        with pytest.raises(VerbFailed, match="server is not started|not on this host's storage"):
+            start()
+        assert rig.state(spec.server) == (SHUTDOWN, 1)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert rig.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
+    assert rig.has_canary(spec.server, rig.boots(spec.server) or 1)
