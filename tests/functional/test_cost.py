@@ -10,6 +10,8 @@ import pytest
 
 from common import states
 from common.models import Cell, HostInventory
+from conductor.networks import NETWORK
+from conductor.runner import LANES
 from scheduler import hosts
 from tests.functional.cloud import FLAVOR, Cloud
 
@@ -17,7 +19,8 @@ STATEMENTS, MESSAGES, TRIES = 30, 6, 7
 WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as without
 #: Statements. A hard group: two each for joining it, for looking at it and for its lock and places in the claim.
 ADDED = {"plain": 0, "group": 6, "parts": 2}
-BACKGROUND = {"sweep"}          #: once a second, whatever is asked: no part of a request's cost
+#: Threads that look once a second, whatever is asked, and have no step of these requests: no part of their cost.
+BACKGROUND = {"sweep", *LANES} - {NETWORK}
 
 
 @pytest.fixture(autouse=True)

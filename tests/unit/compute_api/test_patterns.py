@@ -32,8 +32,8 @@ def test_what_is_no_expression(pattern: str) -> None:
 
 
 def test_the_worst_that_is_let_through_is_quick() -> None:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for pattern in ("a*a*b", ".*.*.*=", "a+a+a+$"):
         assert is_harmless(pattern)
         re.search(pattern, "a" * 255 + "!")
-    assert time.perf_counter() - begun < 5
+    assert time.thread_time() - begun < 5
