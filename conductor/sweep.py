@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _RECLAIM = dataclasses.replace(states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False)
 _OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
 JUMP = 5.0                   #: seconds by which the database's clock may run apart from ours between sweeps
+#: Seconds in which nothing is begun because its time is over, after a jump: at least and at most.
+LEAST_DOUBT, MOST_DOUBT = 60.0, 3600.0
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Watch:
     monotonic_at: float = 0.0
     listening_since: float | None = None
     doubtful: bool = False
+    doubted_until: float = 0.0
     prefetched_at: float | None = None
 
 
@@ -44,10 +47,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     """One round. ``heard``: hosts that have synced since the last; ``hears_itself``: the conductor's own
     message came back through the broker. Returns the hosts that were found down in this round."""
     moment = engine.clock.monotonic()
-    database = engine.store.now()
-    jumped = watch.database_at is not None and abs(
-        (database - watch.database_at) / SECOND - (moment - watch.monotonic_at)) > JUMP
-    watch.database_at, watch.monotonic_at = database, moment
+    jumped = _look_at_clock(engine, watch, moment)
     if not hears_itself or jumped:
         watch.listening_since = None
     elif watch.listening_since is None:
@@ -61,7 +61,8 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
         return services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
 
     down, doubtful = engine.store.write(work)
-    begin_due(engine)
+    if moment >= watch.doubted_until:
+        begin_due(engine)
     fail_where_nothing_comes(engine)
     if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD:
         watch.prefetched_at = moment
@@ -75,6 +76,21 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     return down
 
 
+def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
+    """Has the database's clock jumped since the last round? What time makes due cannot be undone, so that for as long
+    as it jumped, within bounds, nobody believes it: it may jump back."""
+    database = engine.store.now()
+    jump = 0.0 if watch.database_at is None else (database - watch.database_at) / SECOND - (moment - watch.monotonic_at)
+    watch.database_at, watch.monotonic_at = database, moment
+    if abs(jump) <= JUMP:
+        return False
+    doubt = min(max(abs(jump), LEAST_DOUBT), MOST_DOUBT)
+    watch.doubted_until = max(watch.doubted_until, moment + doubt)
+    log.warning("the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
+                "its age; see the time service of the database's machine", jump, doubt)
+    return True
+
+
 def begin_due(engine: Engine) -> None:
     """Begin what time makes due: deletes of servers whose time to be restored is over, offloads of shelved ones."""
     for row, since, seconds in ((_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
@@ -84,8 +100,6 @@ def begin_due(engine: Engine) -> None:
                                         limit=engine.batch)
             for server in engine.store.read(resting):
                 _begin(engine, row, server)
-
-
     if engine.resize_confirm_window > 0:
         late = functools.partial(migrations.unconfirmed, older_than=engine.resize_confirm_window * SECOND,
                                  limit=engine.batch)

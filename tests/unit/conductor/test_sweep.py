@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.store import services
-from conductor.sweep import JUMP, Watch, sweep
+from conductor.sweep import JUMP, MOST_DOUBT, Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
@@ -20,12 +20,12 @@ class Rig:
             self.cloud.sync(host)
         self.rounds(40, list(self.cloud.hosts))
 
-    def rounds(self, seconds: int, heard: list[str], hears_itself: bool = True) -> list[str]:
-        """A second each; returns who was found down."""
+    def rounds(self, count: int, heard: list[str], hears_itself: bool = True, seconds: int = 1) -> list[str]:
+        """So many, of so many seconds each; returns who was found down."""
         down: list[str] = []
-        for _ in range(seconds):
+        for _ in range(count):
             down += sweep(self.cloud.engine, self.watch, heard, hears_itself)
-            self.time.pass_by(1)
+            self.time.pass_by(seconds)
         return down
 
     def is_up(self, host: str) -> bool:
@@ -68,17 +68,60 @@ def test_after_it_hears_itself_again_it_listens_first(rig: Rig) -> None:
     assert rig.rounds(3, MOST) == ["h1"]
 
 
-def test_a_jump_of_the_databases_clock_proves_nothing(rig: Rig) -> None:
-    class Apart:
-        """Our own clock, which did not jump."""
+class Apart:
+    """Our own clock, which does not jump when the database's does."""
 
-        def monotonic(self) -> float:
-            return rig.time.monotonic() - (3600 if jumped else 0)
-    jumped = False
-    rig.cloud.engine.clock = Apart()
+    def __init__(self, time: Time) -> None:
+        self._time, self._jumped = time, 0.0
+
+    def monotonic(self) -> float:
+        return self._time.monotonic() - self._jumped
+
+    def jump(self, seconds: float) -> None:
+        """The database's clock jumps."""
+        self._time.pass_by(seconds)
+        self._jumped += seconds
+
+
+def test_a_jump_of_the_databases_clock_proves_nothing(rig: Rig) -> None:
+    rig.cloud.engine.clock = clock = Apart(rig.time)
     rig.rounds(2, ["h1", *MOST])
-    rig.time.pass_by(3600)
-    jumped = True
+    clock.jump(3600)
     assert JUMP < 3600
     assert rig.rounds(20, MOST) == []
     assert rig.is_up("h1")
+
+
+def deleted_softly(rig: Rig) -> str:
+    """A server that is deleted for good after a week."""
+    rig.cloud.engine.reclaim_interval = 7 * 86400
+    [server] = rig.cloud.create(networks=[])
+    rig.cloud.settle()
+    rig.cloud.ask(server, "softDelete")
+    rig.cloud.settle()
+    rig.rounds(1, [*rig.cloud.hosts])
+    return server
+
+
+def is_reclaimed(rig: Rig, server: str) -> bool:
+    return rig.cloud.show(server).action is not None
+
+
+@pytest.mark.parametrize("seconds", [8 * 86400, 60 * 86400])
+def test_nobody_is_reclaimed_by_a_clock_that_has_jumped(rig: Rig, seconds: int) -> None:
+    rig.cloud.engine.clock = clock = Apart(rig.time)
+    server = deleted_softly(rig)
+    clock.jump(seconds)
+    rig.rounds(20, [*rig.cloud.hosts], seconds=30)
+    assert not is_reclaimed(rig, server)
+    clock.jump(-seconds)
+    rig.rounds(130, [*rig.cloud.hosts], seconds=30)
+    assert not is_reclaimed(rig, server), "it has jumped back"
+
+
+def test_a_clock_that_stays_where_it_jumped_to_is_believed_later(rig: Rig) -> None:
+    rig.cloud.engine.clock = clock = Apart(rig.time)
+    server = deleted_softly(rig)
+    clock.jump(8 * 86400)
+    rig.rounds(int(MOST_DOUBT / 30) + 2, [*rig.cloud.hosts], seconds=30)
+    assert is_reclaimed(rig, server)
