@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The walks of tests/e2e/test_action_pairs.py."""
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+from tests.e2e.walks import every_pair
+
+
+def test_every_pair_stands_in_a_row_once() -> None:
+    actions = ["a", "b", "c", "d"]
+    for seed in range(5):
+        walk = every_pair(actions, seed)
+        assert sorted(pairwise(walk)) == sorted(product(actions, repeat=2))
+    assert len({tuple(every_pair(actions, seed)) for seed in range(5)}) > 1
