@@ -149,7 +149,7 @@ class Host:
             # A guest that is on its way goes on without this agent: the next one joins it.
             return work.cancelled or (self._stop.is_set() and not work.does("moves"))
 
-        run = Run(phase, cancelled, lambda: work.wish, measured)
+        run = Run(phase, cancelled, lambda: work.wish, measured, self._agent.may_start)
         return verbs.Tools(self._driver, read_image, write_image, run, self._peer)
 
     def talk(self) -> None:

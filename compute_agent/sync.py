@@ -18,6 +18,7 @@ from compute_agent.verbs import VERBS, called_off
 
 log = logging.getLogger(__name__)
 LEASE = 30.0                 #: seconds of silence after which nothing is started and hello is said again
+START = 5.0                  #: seconds of it that must be left when a guest is started
 FULL_REPORT = 60.0
 BUILDS = 10                  #: commands that make disks of an image, at a time
 COPIES = 10                  #: commands that move whole disks, builds among them, at a time
@@ -146,6 +147,10 @@ class Agent:
     def has_lease(self) -> bool:
         """Has the conductor been heard lately? Without that, nothing is started."""
         return self._clock.monotonic() - self._acknowledged_at < LEASE
+
+    def may_start(self) -> bool:
+        """Is the lease good for longer than a guest takes to start?"""
+        return self._clock.monotonic() - self._acknowledged_at < LEASE - START
 
     def ended(self, work: Work, result: Result | None) -> None:
         """A command has come to its end; None: it was cancelled, or is to be sent again."""

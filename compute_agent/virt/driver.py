@@ -4,7 +4,8 @@
 Called by ``compute_agent.verbs`` only. Two implementations, ``virt.memory`` and ``virt.libvirt``, pass one
 contract suite (tests/contract/test_virt_driver.py). Every method that changes something is repeatable:
 called again after a crash at any line it ends in the same state. A fence is written into the domain's
-metadata by every verb that defines or starts it, and is what ``domains`` reports. A hypervisor or image service
+metadata by every verb that defines or starts it, and is what ``domains`` reports. Nothing is started or resumed without
+``Run.require_lease`` right before. A hypervisor or image service
 that does not answer is ``errors.Unavailable``: what became of the verb is not known, do it again later.
 """
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from common import errors
 from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
 
 #: Power states as the Compute API numbers them.
@@ -53,6 +55,11 @@ def not_told(numbers: Mapping[str, int]) -> None:
     """Nobody asks how far a migration is."""
 
 
+def granted() -> bool:
+    """Nobody may take the host's guests for dead."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a verb may use while it runs: where to tell its phase, and whether to stop.
@@ -61,12 +68,22 @@ class Run:
     network" …; ``cancelled`` is asked at least every few seconds by anything long and answers True when the verb must
     raise ``Cancelled``. Of a live migration ``wish`` says "abort" or "complete" once somebody has asked for it, and
     ``measured`` takes how far it is, in bytes: memory_total, memory_processed, memory_remaining, and disk_ likewise.
+    ``has_lease``: has a conductor been heard so lately that it cannot take this host's guests for dead?
     """
 
     phase: Callable[[str], None]
     cancelled: Callable[[], bool]
     wish: Callable[[], str] = no_wish
     measured: Callable[[Mapping[str, int]], None] = not_told
+    has_lease: Callable[[], bool] = granted
+
+    def require_lease(self) -> None:
+        """Stands right before whatever makes CPUs of a guest run that did not: a verb that took long may have outlived
+        the lease with which it began. Raises Unavailable: the conductor sends the command again if it still wants it.
+        """
+        if not self.has_lease():
+            raise errors.Unavailable("The host has not heard a conductor lately, which may have its guests started "
+                                     "elsewhere: nothing is started until it has.")
 
 
 @dataclass(frozen=True, slots=True)

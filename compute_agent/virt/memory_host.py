@@ -161,10 +161,12 @@ class MemoryHost:
         return guest
 
     def _before_start(self, server: str, interfaces: list[Interface], run: Run) -> None:
-        """Wait until a guest that is off can be started with these interfaces."""
+        """Wait until a guest that is off can be started with these interfaces; whether it may run."""
         guest = self.guests.get(server)
         if guest is None or guest.power_state not in (RUNNING, PAUSED):
             self._await_bridges(interfaces, run)
+        if guest is None or guest.power_state != RUNNING:
+            run.require_lease()
 
     def _await_bridges(self, interfaces: list[Interface], run: Run) -> None:
         needed = [plug.bridge for plug in plugs(interfaces)]

@@ -38,6 +38,7 @@ class MemoryLive(MemoryMoves):
         if lacking := _lacking(self.size.cpu_info, cpu):
             raise VerbFailed(f"The host's CPU lacks {', '.join(lacking)}, which the server may use.", retryable=True)
         peer.parts()
+        run.require_lease()
         with self._lock:
             if shared and spec.server not in self.storage:
                 raise VerbFailed("The server's files are not on the storage of this host.", retryable=True)
@@ -61,6 +62,7 @@ class MemoryLive(MemoryMoves):
         if not has_left:
             run.phase("migrating")
             journey(0, run)
+            run.require_lease()
         self._hand_over(spec, guest, to["uri"], shared)
         size = guest.memory_mb * MEBIBYTE + (0 if shared else len(guest.disk_image()))
         seconds = time.monotonic() - begun

@@ -26,7 +26,7 @@ from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
-from compute_agent.sync import Agent
+from compute_agent.sync import Agent, Work
 from compute_agent.verbs import PeerOpener, no_peer
 from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
@@ -116,9 +116,13 @@ class Host:
             self.driver.pull_plug(server)
             self.agent.stopped(server, True)
         while (work := self.agent.take()) is not None:
-            tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer,
-                                Run(lambda name: None, lambda: work.cancelled, lambda: work.wish), self.peer)
-            self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
+            self.carry_out(work)
+
+    def carry_out(self, work: Work) -> None:
+        """What a worker does with a command that it was given."""
+        run = Run(lambda name: None, lambda: work.cancelled, lambda: work.wish, has_lease=self.agent.may_start)
+        tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
+        self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
 
 
 @cache

@@ -7,8 +7,10 @@ import pytest
 from common import errors, states
 from common.context import RequestContext
 from common.store import actions, at_once
+from compute_agent.sync import LEASE, START
 from compute_agent.virt.memory import Fail
 from conductor import runner
+from conductor.sweep import sweep
 from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
@@ -210,3 +212,60 @@ def test_a_stopped_server_stays_off_when_it_is_rebuilt(cloud: Cloud) -> None:
     cloud.settle()
     trial.is_right(states.STOPPED, 1)
     assert cloud.show(trial.server).power_state == states.SHUTDOWN
+
+
+def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
+    """Nobody hears this host, which goes on with what it has in hand."""
+    cloud.cut.add(name)
+    for _ in range(seconds // 5):
+        cloud.advance()
+        for host in cloud.hosts.values():
+            if host.name != name:
+                host.work()
+                cloud.sync(host)
+        sweep(cloud.engine, cloud.watch, [host for host in cloud.hosts if host != name], True)
+        cloud.time.pass_by(5)
+
+
+def running_on(cloud: Cloud, server: str) -> list[str]:
+    return [host.name for host in cloud.hosts.values()
+            if server in host.driver.guests and host.driver.guests[server].power_state == states.RUNNING]
+
+
+def test_a_host_that_was_cut_off_during_a_build_does_not_start_its_guest(cloud: Cloud) -> None:
+    """Its image took five minutes to come; meanwhile an admin had the server built elsewhere."""
+    cloud.round()
+    [server] = cloud.create(networks=[])
+    cloud.advance()
+    [host] = [host for host in cloud.hosts.values() if host.agent._work]
+    work = host.agent.take()
+    assert work is not None and work.command.verb == "ensure_guest"
+    cut_off_for(cloud, host.name, 300)
+    cloud.force_down(host.name)
+    cut_off_for(cloud, host.name, 100)
+    [elsewhere] = running_on(cloud, server)
+    assert elsewhere != host.name and cloud.show(server).host == elsewhere
+    host.carry_out(work)
+    assert running_on(cloud, server) == [elsewhere]
+    cloud.cut.discard(host.name)
+    cloud.force_down(host.name, False)
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.domains(server), cloud.findings()) == (states.ACTIVE, [elsewhere], [])
+
+
+def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> None:
+    cloud.round()
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    cloud.ask(server, "os-stop")
+    cloud.settle()
+    host = cloud.hosts[cloud.show(server).host]
+    cloud.ask(server, "os-start")
+    cloud.advance()
+    work = host.agent.take()
+    assert work is not None and work.command.verb == "ensure_running"
+    cloud.time.pass_by(LEASE - START)
+    host.carry_out(work)
+    assert running_on(cloud, server) == []
+    cloud.settle()
+    assert running_on(cloud, server) == [host.name], "once a conductor is heard it is"

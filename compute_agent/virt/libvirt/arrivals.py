@@ -42,6 +42,7 @@ def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: li
     else:
         _lay_out(home.folder, images, spec, peer, read_image, run)
     libvirt.undefine(spec.server)       # a description of when it was here before
+    run.require_lease()
     place = home.place
     return {**options.facts, "folder": str(home.folder), "virt_type": home.virt_type,
             "config_drive_is_disk": home.config_drive_is_disk, "cpus": list(place.cpus),
@@ -85,6 +86,7 @@ def arrived(libvirt: Connection, guests: Guests, spec: GuestSpec, run: Run) -> F
     if found is None:
         raise VerbFailed("The server did not arrive on this host.", details=f"libvirt knows no domain {spec.server}")
     if found.power_state == PAUSED and found.marks.resumes:
+        run.require_lease()
         libvirt.resume(spec.server)
     home = guests.home(spec)
     disk = disks.existing(home.folder)

@@ -122,6 +122,7 @@ class LibvirtDriver:
             found = power.find(self._libvirt, server)
             if (found.power_state, found.fence) == (RUNNING, fence):
                 return power.state(found)
+            run.require_lease()         # one that may not be started again is left as it is
             power.off(self._libvirt, server, timeout, run)
             return power.start(self._libvirt, server, fence, run)
         self._guests.folder(server)

@@ -131,6 +131,7 @@ class _Leave:
 
     def begin(self, found: Found, describe: Describe) -> None:
         """Start the migration and follow it to its end."""
+        self._run.require_lease()
         self._libvirt.mark(self._server, moving=self._spec.fence, resumes=int(found.power_state == RUNNING))
         running = self._libvirt.describe(self._server, portable=True)
         described = describe(running, power.find_active(self._libvirt, self._server))

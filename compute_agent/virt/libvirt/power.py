@@ -55,10 +55,15 @@ def start(libvirt: Connection, server: str, fence: int, run: Run, paused: bool =
         for disk in layout.disks(libvirt.describe(server, stored=True)).values():
             disks.verify(disk, run)
         libvirt.mark(server, fence=fence, started=int(time.time()))
-        when_bridged(run, lambda: libvirt.start(server, paused and not found.saved))
+
+        def begin() -> None:
+            run.require_lease()
+            libvirt.start(server, paused and not found.saved)
+        when_bridged(run, begin)
     elif found.fence != fence:
         libvirt.mark(server, fence=fence)
     if find(libvirt, server).power_state == PAUSED and not paused:
+        run.require_lease()
         libvirt.resume(server)
     if found.saved:
         # The marks that it was saved with came back with it.

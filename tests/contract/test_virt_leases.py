@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing starts on a host whose lease has run out while the verb was at work, whatever the driver."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from common import errors
+from common.models import GuestSpec
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run
+from tests.contract.virt_pairs import Pair
+from tests.contract.virt_rigs import QUIET, Rig
+
+LATE = replace(QUIET, has_lease=lambda: False)
+
+#: Each verb that starts a guest which is off.
+STARTS: dict[str, Callable[[Rig, GuestSpec, Run], object]] = {
+    "ensure_guest": lambda rig, spec, run: rig.driver.ensure_guest(spec, rig.read_image, run),
+    "ensure_running": lambda rig, spec, run: rig.driver.ensure_running(spec.server, spec.fence, run),
+    "reboot": lambda rig, spec, run: rig.driver.reboot(spec.server, spec.fence, 0, run),
+    "install": lambda rig, spec, run: rig.driver.install(spec, True, run),
+    "resize_here": lambda rig, spec, run: rig.driver.resize_here(spec, True, run),
+    "rebuild": lambda rig, spec, run: rig.driver.rebuild(spec, rig.read_image, True, run),
+    "rescue": lambda rig, spec, run: rig.driver.rescue(spec, rig.image, rig.read_image, run),
+    "unrescue": lambda rig, spec, run: rig.driver.unrescue(spec, run),
+}
+
+
+@pytest.mark.parametrize("verb", STARTS)
+def test_a_guest_is_not_started_without_a_lease(rig: Rig, verb: str) -> None:
+    spec = rig.off_with_canary()
+    spec = replace(spec, fence=2)
+    with pytest.raises(errors.Unavailable, match="nothing is started until"):
+        STARTS[verb](rig, spec, LATE)
+    assert rig.state(spec.server) is not None and (rig.state(spec.server) or ())[0] == SHUTDOWN
+    STARTS[verb](rig, spec, QUIET)
+    assert rig.state(spec.server) == (RUNNING, 2), "done again under a lease it starts"
+
+
+def test_a_new_guest_is_not_started_without_a_lease(rig: Rig) -> None:
+    spec = rig.spec()
+    with pytest.raises(errors.Unavailable):
+        rig.driver.ensure_guest(spec, rig.read_image, LATE)
+    assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
+    rig.driver.ensure_guest(spec, rig.read_image, QUIET)
+    assert rig.state(spec.server) == (RUNNING, 1)
+
+
+@pytest.mark.parametrize("rest", ["paused", "suspended"])
+def test_a_guest_does_not_go_on_without_a_lease(rig: Rig, rest: str) -> None:
+    spec = rig.ready()
+    (rig.driver.ensure_paused if rest == "paused" else rig.driver.ensure_suspended)(spec.server, 1, QUIET)
+    before = rig.state(spec.server)
+    with pytest.raises(errors.Unavailable):
+        rig.driver.ensure_running(spec.server, 2, LATE)
+    assert before is not None and (rig.state(spec.server) or ())[0] == before[0] in (PAUSED, SHUTDOWN)
+    assert rig.driver.ensure_running(spec.server, 3, QUIET).power_state == RUNNING
+
+
+def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
+    spec = live.counting()
+    cpu = live.source.driver.inventory().cpu_info
+
+    def prepare(run: Run) -> dict[str, object]:
+        return live.destination.driver.prepare_arrival(spec, live.peer(spec.server), live.shared, cpu,
+                                                       live.destination.read_image, run)
+    with pytest.raises(errors.Unavailable):
+        prepare(LATE)
+    to = prepare(QUIET)
+    with pytest.raises(errors.Unavailable):
+        live.source.driver.live_migrate(spec, to, live.shared, LATE)
+    assert live.source.state(spec.server) == (RUNNING, 1) and live.destination.state(spec.server) is None
+    live.source.driver.live_migrate(spec, prepare(QUIET), live.shared, QUIET)
+    live.destination.driver.arrived(spec, QUIET)
+    assert live.destination.state(spec.server) == (RUNNING, 2)
