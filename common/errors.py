@@ -19,7 +19,9 @@
     ├── NotImplementedHere     501
     └── Unavailable            503  a neighbour or the store does not answer; retry
         ├── NoAnswer           503  a peer did not answer within its time: unknown, not failed
-        └── Lost               503  compare-and-set found that another writer was first
+        ├── Lost               503  compare-and-set found that another writer was first
+        ├── TooBusy            503  others hold rows of the store that it needs; nothing was changed
+        └── Unsure             503  the store did not say whether the change was made
 
 The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says whether the
 same request can succeed later without being changed.
@@ -124,3 +126,13 @@ class NoAnswer(Unavailable):
 
 class Lost(Unavailable):
     pass
+
+
+class TooBusy(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The database is too busy; try again.")
+
+
+class Unsure(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The database did not say whether this was done; look before you ask again.")

@@ -5,7 +5,8 @@ A thread that brings a create while no transaction runs leads: it commits what w
 arrive meanwhile wait, and the first of them leads the next transaction with all the others: the project lock and
 the disk's flush are paid once for many, and one alone waits for nobody. There is no thread of our own.
 A create over its quota fails alone. When a transaction of several fails, its members are done one by one, so that
-one bad create hurts nobody else.
+one bad create, or one project whose row somebody holds, hurts nobody else. Whether a transaction was committed whose
+COMMIT was not answered is looked up: ids are made once for each POST, so that nothing is made twice.
 In the transaction, in this order: lock each project, limits, usage, Idempotency-Keys, the lock of groups, servers,
 actions, keys, group members.
 """
@@ -30,7 +31,8 @@ def another_request() -> errors.Conflict:
 class Creation:
     """One POST: from ``least`` to ``most`` servers alike.
 
-    rows(count) makes the server rows and action rows when the number is known. key, digest: of the
+    rows(count) makes the server rows and action rows when the number is known; with the same ids, however often it is
+    called. key, digest: of the
     Idempotency-Key and the body that came with it. group: the server group that they join.
     """
 
@@ -61,6 +63,15 @@ class _Ticket:
     creation: Creation
     turn: threading.Event = field(default_factory=threading.Event)
     outcome: Created | BaseException | None = None
+
+
+Outcomes = list[tuple[_Ticket, Created | BaseException]]
+
+
+def _are_there(tx: Any, outcomes: Outcomes) -> bool:
+    """Was the transaction committed that had these outcomes? Its servers are there together or not at all."""
+    made = [outcome.server_id for _, outcome in outcomes if isinstance(outcome, Created) and not outcome.again]
+    return not made or servers.is_there(tx, made[0])
 
 
 class Creator:
@@ -127,16 +138,19 @@ class Creator:
 
     def _commit(self, batch: list[_Ticket]) -> None:
         try:
-            for ticket, outcome in self._store.write(lambda tx: self._work(tx, batch)):
+            for ticket, outcome in self._store.write(lambda tx: self._work(tx, batch), _are_there,
+                                                     alone=len(batch) == 1):
                 ticket.outcome = outcome
         except Exception as problem:  # noqa: BLE001  # whatever one of them did, the others get their own turn
-            if len(batch) == 1:
-                batch[0].outcome = problem
+            gone = isinstance(problem, errors.Unavailable) and not isinstance(problem, errors.TooBusy)
+            if len(batch) == 1 or gone:
+                for ticket in batch:
+                    ticket.outcome = problem
                 return
             for ticket in batch:
                 self._commit([ticket])
 
-    def _work(self, tx: Any, batch: list[_Ticket]) -> list[tuple[_Ticket, Created | BaseException]]:
+    def _work(self, tx: Any, batch: list[_Ticket]) -> Outcomes:
         """The whole transaction; may run again after a deadlock, so it changes nothing but the database."""
         by_project: dict[str, list[_Ticket]] = {}
         for ticket in batch:
@@ -144,7 +158,7 @@ class Creator:
         for project_id in sorted(by_project):
             quotas.lock(tx, project_id)
         new = _New()
-        outcomes: list[tuple[_Ticket, Created | BaseException]] = []
+        outcomes: Outcomes = []
         for project_id in sorted(by_project):
             book = _Book(tx, project_id, self._defaults, [ticket.creation for ticket in by_project[project_id]])
             outcomes += [(ticket, _admit(book, ticket.creation, new)) for ticket in by_project[project_id]]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from common import errors
 from common.context import RequestContext
+from common.store import actions
 from compute_api.dependencies import Services
 from compute_api.links import Links
 from compute_api.policy import Policy
@@ -77,6 +79,15 @@ class Request:
     def write(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """``work(tx, …)`` in one transaction."""
         return self.services.store.write(lambda tx: work(tx, *arguments, **named))
+
+    def make(self, is_there: Callable[[Any, T], bool], work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """As ``write``, for what is new: whether it ``is_there`` is looked up when COMMIT was not answered."""
+        return self.services.store.write(lambda tx: work(tx, *arguments, **named), is_there)
+
+    def begin(self, begin: Callable[..., str], rows: Any, server_id: str, **named: Any) -> str:
+        """Let an action take a server, by ``actions.begin`` or one that is called alike; returns its id."""
+        is_begun: Callable[[Any, str], bool] = partial(actions.is_begun, server_id=server_id)
+        return self.make(is_begun, begin, rows, server_id, context=self.context, project_id=self.scope, **named)
 
     # --- the query ---
     def first(self, name: str) -> str | None:

@@ -57,6 +57,12 @@ def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_
     return action_id
 
 
+def is_begun(tx: Connection, action_id: str, server_id: str) -> bool:
+    """Has this action taken the server? Waits for whoever has the server locked: it may be the one that begins it."""
+    tx.execute(for_update(sa.select(servers.c.id).where(servers.c.id == server_id)))
+    return show_by_id(tx, action_id) is not None
+
+
 def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any]:
     """Lock a server that is not deleted.
 

@@ -18,11 +18,13 @@ from sqlalchemy.exc import IntegrityError
 from common import errors, ids
 from common.store import allocations, inventories
 from common.store import zones as zones_of
-from common.store.engine import for_update, now
+from common.store.engine import for_update, is_there, now
 from common.store.schema import aggregate_hosts, aggregates, guests, servers
 
 ZONE = zones_of.KEY
 _MEMBER = aggregate_hosts.c
+#: Was this new row committed?
+is_made = is_there(aggregates)
 
 
 def list_all(tx: Connection) -> tuple[list[Row[Any]], dict[int, list[str]]]:

@@ -63,6 +63,11 @@ def _remove(tx: Connection, found: sa.Select[Any]) -> None:
         tx.execute(sa.delete(console_tokens).where(console_tokens.c.hash.in_(old)))
 
 
+def is_made(tx: Connection, token: str) -> bool:
+    """Was this new token committed?"""
+    return find(tx, token) is not None
+
+
 def find(tx: Connection, token: str) -> Row[Any] | None:
     """The record of a token that could be used now."""
     return tx.execute(sa.select(console_tokens).where(console_tokens.c.hash == hashed(token), _USABLE)).first()

@@ -2,38 +2,37 @@
 """The store: connections, transactions, the retry on deadlock, and the one clock.
 
 A process makes one ``Store`` after it has forked. ``write`` runs a function in one writing transaction and
-runs the whole of it again when the database says that it lost a deadlock; the function must therefore have
-no effect outside the transaction. ``read`` takes no locks, and each of its statements sees what was committed before
-it; in a ``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator replaces it by passing
-``time`` (SQLite only).
+runs the whole of it again when the database says that it lost a deadlock, or that a row was not given to it in time;
+the function must therefore have no effect outside the transaction. Whether a transaction was committed whose COMMIT
+nobody answered is looked up, never guessed. ``read`` takes no locks, and each of its statements sees what was
+committed before it; in a ``snapshot`` all see the same. The clock is one SQL expression, ``now()``: a simulator
+replaces it by passing ``time`` (SQLite only).
 """
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL, Connection, Row
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
+from common.store.connecting import Limits, Trouble, server_engine, sqlite_engine, trouble
 
-__all__ = ["Connection", "Row", "Store", "for_update", "insert_ignore", "insert_many", "moment", "now",
-           "update_grouped"]
+__all__ = ["Connection", "Limits", "Row", "Store", "for_update", "insert_ignore", "insert_many", "is_there", "moment",
+           "now", "update_grouped"]
 T = TypeVar("T")
 ATTEMPTS = 8
-#: What connections begin with. MariaDB's clock is made of local time, which stands still for an hour in autumn.
-GREETINGS = {name: {"init_command": "SET time_zone = '+00:00'"} for name in ("mysql", "mariadb")}
-#: Deadlock, lock wait time-out, serialization failure, record changed: the whole transaction runs again.
-_RETRY_CODES = {"1213", "1205", "1020", "40001", "40P01", "55P03"}
+PATIENCE = 9.0               #: seconds after which a transaction is not tried again
+AT_ONCE = 1.0                #: a connection that breaks sooner had broken while it was idle
 #: What begins a snapshot; it is said of one transaction, so the connection is given back as it was.
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
@@ -65,6 +64,14 @@ def _micros() -> int:
     return time.time_ns() // 1000
 
 
+class _Unanswered(Exception, Generic[T]):
+    """The connection broke at COMMIT; ``made`` is what the transaction would have made."""
+
+    def __init__(self, made: T) -> None:
+        super().__init__("COMMIT was not answered")
+        self.made = made
+
+
 class Store:
     """One database, opened by one process.
 
@@ -72,38 +79,91 @@ class Store:
         url: SQLAlchemy URL: sqlite:///FILE, postgresql+psycopg://…, mysql+pymysql://….
         pool: connections kept open.
         time: for SQLite, the clock in microseconds; a simulator passes its own.
+        limits: how long the waits for a server may last.
     """
 
-    def __init__(self, url: str | URL, pool: int = 8, time: Callable[[], int] = _micros) -> None:
+    def __init__(self, url: str | URL, pool: int = 8, time: Callable[[], int] = _micros, limits: Limits | None = None
+                 ) -> None:
         self.url = sa.make_url(url)
         self.dialect_name = self.url.get_backend_name()
-        if self.dialect_name == "sqlite":
-            self.engine = _sqlite(self.url, time)
-        else:
-            level = "READ COMMITTED"
-            self.engine = sa.create_engine(self.url, isolation_level=level, pool_size=pool, max_overflow=32,
-                                           pool_pre_ping=True, pool_recycle=1800,
-                                           connect_args=GREETINGS.get(self.dialect_name, {}))
+        self.engine = (sqlite_engine(self.url, time) if self.dialect_name == "sqlite" else
+                       server_engine(self.url, pool, limits or Limits()))
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
-    def write(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` in one transaction, again from its start after a deadlock.
+    def write(self, work: Callable[[Connection], T], is_there: Callable[[Connection, T], bool] | None = None, *,
+              alone: bool = True) -> T:
+        """Run ``work(tx)`` in one transaction, again from its start when it lost a deadlock or waited too long for a
+        row.
+
+        ``is_there(tx, result)``: is what this result of ``work`` tells of in the database? Asked when the connection
+        broke at COMMIT: then this result is returned, or ``work`` is run again. The ids of what is made should be
+        chosen outside ``work``, so that it cannot be made twice.
+        Not ``alone``: the caller does the parts one by one when a row is not given in time, so that it is not waited
+        for twice.
 
         Raises:
-            Unavailable: the database did not let it through in eight attempts, or does not answer.
+            Unsure: nobody can say whether it was committed.
+            TooBusy: others held what it needs, again and again.
+            Unavailable: the database does not answer.
         """
+        try:
+            return self._through(work, alone)
+        except _Unanswered as doubt:
+            made: T = doubt.made
+        if is_there is None:
+            raise errors.Unsure
+        if self._is_there(is_there, made):
+            return made
+        try:
+            return self._through(work, alone)
+        except _Unanswered as doubt:
+            raise errors.Unsure from doubt
+        except Exception:
+            if self._is_there(is_there, made):        # it was still being committed when we looked
+                return made
+            raise
+
+    def _is_there(self, look: Callable[[Connection, T], bool], made: T) -> bool:
+        try:
+            return self.read(lambda tx: look(tx, made))
+        except errors.Unavailable as problem:
+            raise errors.Unsure from problem
+
+    def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
+        """``work`` in a transaction that is committed. Raises _Unanswered when that is not known."""
+        end = time.monotonic() + PATIENCE
+        lost = 0
         for attempt in range(ATTEMPTS):
+            began = time.monotonic()
             try:
-                with self.begin() as tx:
-                    return work(tx)
+                return self._once(work)
+            except NoConnection as problem:
+                raise errors.Unavailable("The database has no free connection; try again.") from problem
             except DBAPIError as problem:
-                if not _is_retryable(problem):
+                found = trouble(problem)
+                lost += found is Trouble.LOST
+                if found is Trouble.OTHER or lost and (lost > 1 or time.monotonic() - began > AT_ONCE):
                     raise _translated(problem) from problem
+                if found is Trouble.LOCKED and not alone:
+                    break
+            if time.monotonic() > end:
+                break
             time.sleep(random.uniform(0, 0.005 * 2 ** attempt))
-        raise errors.Unavailable("The database is too busy; try again.")
+        raise errors.TooBusy
+
+    def _once(self, work: Callable[[Connection], T]) -> T:
+        with self._transaction() as connection:
+            made = work(connection)
+            try:
+                connection.commit()
+            except DBAPIError as problem:
+                if trouble(problem) is Trouble.LOST:
+                    raise _Unanswered(made) from problem
+                raise
+            return made
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may commit.
@@ -122,18 +182,30 @@ class Store:
         """
         return self._look("BEGIN" if self.dialect_name == "sqlite" else _SNAPSHOT, work)
 
-    def _look(self, begin: str, work: Callable[[Connection], T]) -> T:
+    def _look(self, begin: str, work: Callable[[Connection], T], again: bool = True) -> T:
+        began = time.monotonic()
         try:
             with self.engine.connect() as connection:
                 if begin:
                     connection.exec_driver_sql(begin)
                 return work(connection)
-        except OperationalError as problem:
-            raise _translated(problem) from problem
+        except NoConnection as problem:
+            raise errors.Unavailable("The database has no free connection; try again.") from problem
+        except DBAPIError as problem:
+            if not (again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE):
+                raise _translated(problem) from problem
+        return self._look(begin, work, again=False)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """One writing transaction, without the retry; for tests and tools."""
+        with self._transaction() as connection:
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A connection on which a writing transaction has begun; rolled back when the block fails."""
         with self.engine.connect() as connection:
             if self.dialect_name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -142,7 +214,6 @@ class Store:
             except BaseException:
                 connection.rollback()
                 raise
-            connection.commit()
 
     def now(self) -> int:
         """The database's clock, in microseconds."""
@@ -157,6 +228,14 @@ def moment(tx: Connection) -> int:
 def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
     """Lock the selected rows until the transaction ends (SQLite's writers are alone anyway)."""
     return statement.with_for_update()
+
+
+def is_there(table: sa.Table) -> Callable[[Connection, Row[Any]], bool]:
+    """For ``Store.write``: is this new row of the table in the database? A number may have been given to another."""
+    def look(tx: Connection, row: Row[Any]) -> bool:
+        same = sa.select(table.c.id).where(table.c.id == row.id, table.c.created_at == row.created_at)
+        return tx.scalar(same) is not None
+    return look
 
 
 def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> None:
@@ -200,38 +279,7 @@ def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes
         tx.execute(sa.update(table).where(key.in_(sorted(rows))).values(values))
 
 
-def _is_retryable(problem: DBAPIError) -> bool:
-    original = problem.orig
-    if isinstance(original, sqlite3.OperationalError):
-        return "locked" in str(original) or "busy" in str(original)
-    code = getattr(original, "sqlstate", None) or (original.args[0] if original and original.args else "")
-    return str(code) in _RETRY_CODES
-
-
 def _translated(problem: DBAPIError) -> Exception:
     if problem.connection_invalidated or isinstance(problem, OperationalError):
         return errors.Unavailable("The database does not answer; try again.")
     return problem
-
-
-def _sqlite(url: URL, clock: Callable[[], int]) -> sa.Engine:
-    """SQLite with explicit transactions: BEGIN IMMEDIATE for writers, WAL, FULL, 30 s of patience."""
-    if url.database and url.database != ":memory:":
-        folder = Path(url.database).parent
-        engine = sa.create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, pool_size=8,
-                                  max_overflow=32)
-        # Only who connects makes the folder: a command that finds no database leaves none behind.
-        sa.event.listen(engine, "do_connect", lambda *_: folder.mkdir(parents=True, exist_ok=True))
-    else:
-        engine = sa.create_engine(url, connect_args={"isolation_level": None, "check_same_thread": False},
-                                  poolclass=sa.StaticPool)
-
-    @sa.event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, record: Any) -> None:
-        connection.create_function("kilonova_now", 0, clock)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=OFF",
-                       "cache_size=-16000"):
-            connection.execute("PRAGMA " + pragma)
-
-    return engine
-

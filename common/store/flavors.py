@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, models
-from common.store.engine import insert_ignore, now
+from common.store.engine import insert_ignore, is_there, now
 from common.store.paging import Order, after, fetch
 from common.store.schema import flavor_access, flavors
 
@@ -27,6 +27,8 @@ SORT_KEYS: dict[str, sa.ColumnElement[Any]] = {
     "rxtx_factor": flavors.c.rxtx_factor, "swap": flavors.c.swap_mb, "vcpus": flavors.c.vcpus,
     # Columns that the API knows and we do not have: every row has the same value there.
     "disabled": flavors.c.id, "updated_at": flavors.c.id, "vcpu_weight": flavors.c.id}
+#: Was this new row committed?
+is_made = is_there(flavors)
 
 
 def page(tx: Connection, *, project_id: str | None, is_public: bool | None = None, min_ram: int = 0,

@@ -12,8 +12,11 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from common import errors
-from common.store.engine import now
+from common.store.engine import is_there, now
 from common.store.schema import keypairs
+
+#: Was this new row committed?
+is_made = is_there(keypairs)
 
 
 def page(tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None) -> list[Row[Any]]:

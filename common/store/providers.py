@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
 from common.store import services
-from common.store.engine import for_update, insert_ignore, now
+from common.store.engine import for_update, insert_ignore, is_there, now
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -31,6 +31,8 @@ from common.store.schema import (
 IN_USE, CONCURRENT, DUPLICATE, HAS_CHILDREN = (
     "placement.resource_provider.inuse", "placement.concurrent_update", "placement.duplicate_name",
     "placement.resource_provider.cannot_delete_parent")
+#: Was this new row committed?
+is_made = is_there(providers)
 
 
 class Refused(errors.Conflict):

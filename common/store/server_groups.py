@@ -14,10 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
-from common.store.engine import for_update, now
+from common.store.engine import for_update, is_there, now
 from common.store.schema import guests, server_group_members, server_groups, servers
 
 AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
+#: Was this new row committed?
+is_made = is_there(server_groups)
 
 
 @dataclass
@@ -70,9 +72,9 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> Row[Any]:
 
 
 def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
-    """Insert {project_id, user_id, name, policy, rules}."""
-    group = ids.new()
-    tx.execute(sa.insert(server_groups).values(created_at=now()), {"id": group, **values})
+    """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made one."""
+    group = values.get("id") or ids.new()
+    tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
     return show(tx, group)
 
 

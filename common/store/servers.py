@@ -229,6 +229,11 @@ def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
     insert_many(tx, servers, rows, "created_at", "updated_at")
 
 
+def is_there(tx: Connection, server_id: str) -> bool:
+    """Was this server ever made?"""
+    return tx.scalar(sa.select(C.id).where(C.id == server_id)) is not None
+
+
 def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
     """Change columns that no action guards."""
     tx.execute(sa.update(servers).where(C.id == server_id, C.deleted == 0).values(**values, updated_at=now()))

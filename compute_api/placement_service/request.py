@@ -62,6 +62,10 @@ class Request:
         """``work(tx, …)`` in one transaction."""
         return self.store.write(lambda tx: work(tx, *arguments, **named))
 
+    def make(self, is_there: Callable[[Any, T], bool], work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """As ``write``, for what is new: whether it ``is_there`` is looked up when COMMIT was not answered."""
+        return self.store.write(lambda tx: work(tx, *arguments, **named), is_there)
+
     def first(self, name: str) -> str | None:
         """A parameter's value; of several the first."""
         values = self.query.get(name)

@@ -69,7 +69,8 @@ def show(request: Request, provider_uuid: str) -> Answer:
 def create(request: Request) -> Answer:
     """Since 1.20 the answer has a body."""
     wanted = _plain(request.body)
-    row = request.write(providers.create, wanted["name"], wanted.get("uuid"), wanted.get("parent_provider_uuid"))
+    row = request.make(providers.is_made, providers.create, wanted["name"], wanted.get("uuid"),
+                       wanted.get("parent_provider_uuid"))
     where = {"Location": request.base + path(request, row.uuid).removeprefix(request.prefix)}
     if request.version < ANSWERED:
         return Answer(status=201, modified=row.changed_at, headers=where)

@@ -42,7 +42,7 @@ def _body(request: Request, found: tuple[Any, list[str]]) -> dict[str, Any]:
 def create(request: Request) -> dict[str, Any]:
     """POST /os-aggregates"""
     given = request.body["aggregate"]
-    row = request.write(aggregates.create, given["name"].strip(), given.get("availability_zone"))
+    row = request.make(aggregates.is_made, aggregates.create, given["name"].strip(), given.get("availability_zone"))
     return view.one(row, [], request.version, view.NEW)
 
 

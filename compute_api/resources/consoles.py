@@ -46,8 +46,9 @@ def _url(request: Request, server: Any, protocol: str, kind: str) -> str:
     if not server.host or server.power_state not in _LIVE:
         raise errors.Conflict(f"Instance {server.id} is not ready")
     settings = request.services.settings
-    token = request.write(console_tokens.create, server.id, kind, project_id=request.context.project_id,
-                          user_id=request.context.user_id, seconds=settings.console_token_seconds)
+    token = request.make(console_tokens.is_made, console_tokens.create, server.id, kind,
+                         project_id=request.context.project_id, user_id=request.context.user_id,
+                         seconds=settings.console_token_seconds)
     return address(settings.console_url, kind, token)
 
 

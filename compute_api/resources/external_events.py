@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from common import errors, states
@@ -87,7 +88,8 @@ def _detach(request: Request, events: Sequence[Event], rows: Mapping[str, Any]) 
             codes.append(DONE)
             continue
         try:
-            request.write(actions.begin, row, server_id, context=system, args={"port": port})
+            request.make(partial(actions.is_begun, server_id=server_id), actions.begin, row, server_id, context=system,
+                         args={"port": port})
             codes.append(DONE)
         except errors.NotFound:
             codes.append(MISSING)

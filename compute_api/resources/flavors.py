@@ -80,7 +80,7 @@ def create(request: Request) -> dict[str, Any]:
     """POST /flavors"""
     given = request.body["flavor"]
     ident = given.get("id")
-    row = request.write(flavors.create, {
+    row = request.make(flavors.is_made, flavors.create, {
         "flavorid": ids.new() if ident in (None, "auto") else str(ident).strip(), "name": given["name"].strip(),
         "vcpus": int(given["vcpus"]), "memory_mb": int(given["ram"]), "root_gb": int(given["disk"]),
         "ephemeral_gb": int(given.get("OS-FLV-EXT-DATA:ephemeral", 0)), "swap_mb": int(given.get("swap", 0)),

@@ -126,4 +126,4 @@ def _check_state(request: Request, server: Any, row: states.Action) -> None:
 
 
 def _begin(request: Request, server: Any, row: states.Action, args: dict[str, Any]) -> str:
-    return request.write(actions.begin, row, server.id, context=request.context, project_id=request.scope, args=args)
+    return request.begin(actions.begin, row, server.id, args=args)

@@ -67,4 +67,4 @@ def create(request: Request) -> dict[str, Any]:
             raise errors.Forbidden("Quota exceeded, too many key pairs.")
         return keypairs.create(tx, {"user_id": user_id, "name": given["name"].strip(), "type": kind,
                                     "fingerprint": printed, "public_key": public})
-    return view.new(request.write(work), request.version, private)
+    return view.new(request.make(keypairs.is_made, work), request.version, private)

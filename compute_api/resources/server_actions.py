@@ -56,9 +56,8 @@ def act(request: Request, server: Any) -> Answer:
         request.write(at_once.do, row, server.id, context=request.context, project_id=request.scope,
                       args=prepared.args)
         return Answer(None, row.success)
-    action_id = request.write(
-        prepared.begin, rows, server.id, context=request.context, project_id=request.scope, args=prepared.args,
-        secrets=passwords.sealed(request.services.vault, prepared.password), changes=prepared.changes)
+    action_id = request.begin(prepared.begin, rows, server.id, args=prepared.args, changes=prepared.changes,
+                              secrets=passwords.sealed(request.services.vault, prepared.password))
     request.services.bell.ring()
     step = prepared.answer_after or row.answer_after
     if step is not None:

@@ -81,8 +81,10 @@ def _known(request: Request, key: str | None, digest: str) -> Created | None:
 def _commit(request: Request, order: Order, key: str | None, digest: str, password: Password) -> Created:
     reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
+    made = [(ids.new(), ids.new()) for _ in range(order.most)]      # once: the transaction may run several times
+
     def rows(count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        return _rows(request, order, reservation_id, count, password)
+        return _rows(request, order, reservation_id, made[:count], password)
     return request.services.creator.create(Creation(
         project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
         memory_mb=order.flavor.memory_mb, least=order.least, most=order.most, reservation_id=reservation_id, rows=rows,
@@ -189,15 +191,13 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], where:
     return request.read(work)
 
 
-def _rows(request: Request, order: Order, reservation_id: str, count: int, password: Password
+def _rows(request: Request, order: Order, reservation_id: str, made: list[tuple[str, str]], password: Password
           ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of ``count`` servers and of the actions that will build them."""
+    """The rows of servers and of the actions that will build them, with the ids ``made`` for both."""
     context = request.context
     server_rows, action_rows = [], []
-    server_ids = [ids.new() for _ in range(count)]
-    sealed = passwords.sealed(request.services.vault, password(server_ids[0]))
-    for number, server_id in enumerate(server_ids):
-        action_id = ids.new()
+    sealed = passwords.sealed(request.services.vault, password(made[0][0]))
+    for number, (server_id, action_id) in enumerate(made):
         suffix = f"-{number + 1}" if order.most > 1 else ""
         name = order.name + suffix
         hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)

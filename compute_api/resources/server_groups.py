@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import errors
+from common import errors, ids
 from common.store import quotas, server_groups
 from compute_api.fields import Field, cut, render
 from compute_api.request import Request
@@ -59,16 +59,16 @@ def create(request: Request) -> dict[str, Any]:
     rules = {key: int(value) for key, value in given.get("rules", {}).items()}
     if rules and policy != "anti-affinity":
         raise errors.BadRequest("Only anti-affinity policy supports rules.")
-    context = request.context
+    context, group = request.context, ids.new()
 
     def work(tx: Any) -> Any:
         quotas.lock(tx, context.project_id)
         limit = quotas.limits(tx, context.project_id, dict(request.services.settings.quota)).of("server_groups")
         if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):
             raise errors.Forbidden("Quota exceeded, too many server groups.")
-        return server_groups.create(tx, {"project_id": context.project_id, "user_id": context.user_id,
+        return server_groups.create(tx, {"id": group, "project_id": context.project_id, "user_id": context.user_id,
                                          "name": given["name"].strip(), "policy": policy, "rules": rules})
-    return {"server_group": render(cut(FIELDS, request.version), request.write(work), [])}
+    return {"server_group": render(cut(FIELDS, request.version), request.make(server_groups.is_made, work), [])}
 
 
 def delete(request: Request, group_id: str) -> None:

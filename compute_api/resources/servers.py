@@ -244,17 +244,17 @@ def delete(request: Request, server: Any) -> None:
         return actions.check(DELETE, server.id, server, request.context)
     else:
         rows = (SOFT_DELETE, DELETE)
-    request.write(_begin_first, rows, server.id, request)
+    request.begin(_begin_first, rows, server.id)
     request.services.bell.ring()
     return None
 
 
-def _begin_first(tx: Any, rows: Sequence[states.Action], server_id: str, request: Request) -> str:
+def _begin_first(tx: Any, rows: Sequence[states.Action], server_id: str, **named: Any) -> str:
     """Begin the first row that the server's state allows; the last one's refusal counts."""
     *others, last = rows
     for row in others:
         try:
-            return actions.begin(tx, row, server_id, context=request.context, project_id=request.scope)
+            return actions.begin(tx, row, server_id, **named)
         except errors.WrongState:
             continue
-    return actions.begin(tx, last, server_id, context=request.context, project_id=request.scope)
+    return actions.begin(tx, last, server_id, **named)
