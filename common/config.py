@@ -97,6 +97,19 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
                 help="SQLAlchemy URL of the database. SQLite is for one machine."),
+        cfg.IntOpt("connect_timeout", default=5, min=1, max=60,
+                   help="Seconds to reach the server, or to wait for one of the process's connections. With a proxy or "
+                        "several addresses in front, what one of them takes to fail over must fit."),
+        cfg.IntOpt("lock_timeout", default=3, min=1, max=60,
+                   help="Seconds that a statement waits for rows that another transaction holds. What waited in vain "
+                        "is tried again for 9 seconds; then requests are answered 503, and conductors come back later. "
+                        "Less than statement_timeout."),
+        cfg.IntOpt("statement_timeout", default=10, min=1, max=600,
+                   help="Seconds that one statement may take. A server that has said nothing for 2 seconds longer "
+                        "counts as dead: the connection is given up. Upgrades and the doctor may take any time."),
+        cfg.IntOpt("idle_transaction_timeout", default=10, min=1, max=600,
+                   help="Seconds after which the server ends a transaction whose client has fallen silent, and frees "
+                        "the rows that it held: what a machine that dies in the middle costs the others."),
     ),
     "api": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the API listens on."),

@@ -21,7 +21,8 @@
         ├── NoAnswer           503  a peer did not answer within its time: unknown, not failed
         ├── Lost               503  compare-and-set found that another writer was first
         ├── TooBusy            503  others hold rows of the store that it needs; nothing was changed
-        └── Unsure             503  the store did not say whether the change was made
+        └── NoStore            503  the store does not answer at all
+            └── Unsure         503  nor did it say whether the change was made
 
 The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says whether the
 same request can succeed later without being changed.
@@ -129,10 +130,16 @@ class Lost(Unavailable):
 
 
 class TooBusy(Unavailable):
-    def __init__(self) -> None:
-        super().__init__("The database is too busy; try again.")
+    def __init__(self, text: str = "The database is too busy; try again.") -> None:
+        super().__init__(text)
 
 
-class Unsure(Unavailable):
-    def __init__(self) -> None:
-        super().__init__("The database did not say whether this was done; look before you ask again.")
+class NoStore(Unavailable):
+    def __init__(self, text: str = "The database does not answer; try again.") -> None:
+        super().__init__(text)
+
+
+class Unsure(NoStore):
+    def __init__(self, text: str = "The database did not say whether this was done; look before you ask again."
+                 ) -> None:
+        super().__init__(text)

@@ -142,8 +142,7 @@ class Creator:
                                                      alone=len(batch) == 1):
                 ticket.outcome = outcome
         except Exception as problem:  # noqa: BLE001  # whatever one of them did, the others get their own turn
-            gone = isinstance(problem, errors.Unavailable) and not isinstance(problem, errors.TooBusy)
-            if len(batch) == 1 or gone:
+            if len(batch) == 1 or isinstance(problem, errors.NoStore):
                 for ticket in batch:
                     ticket.outcome = problem
                 return

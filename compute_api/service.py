@@ -34,7 +34,7 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     from compute_api import app, tokens
     from compute_api.dependencies import Services
     conf = conf or service.start("api")
-    store, transport = Store(conf.database.url, pool=conf.api.threads), Transport(conf)
+    store, transport = Store.opened(conf.database, pool=conf.api.threads), Transport(conf)
     _opened.extend((transport, store))
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)

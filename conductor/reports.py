@@ -30,7 +30,10 @@ AT_ONCE = 32                 #: commands re-sent to a host in one answer
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it."""
     try:
-        answers, written = engine.store.write(lambda tx: _take_in(tx, engine, syncs))
+        answers, written = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
+    except errors.NoStore as problem:
+        log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
+        return [problem] * len(syncs)
     except Exception as problem:
         if len(syncs) == 1:
             log.exception("the report of host %s could not be taken in; the agent repeats it", syncs[0].host)

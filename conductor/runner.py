@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from common import errors
@@ -89,7 +90,10 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
             engine.fault_point(workflow.name, step.name, "proposed")
         if not runs:
             return
-        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane))
+        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
+    except errors.TooBusy as problem:
+        _write_one_by_one(engine, workflow, index, runs, lane, problem)
+        return
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
         _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
@@ -104,6 +108,24 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         return
     engine.fault_point(workflow.name, step.name, "committed")
     send(engine, written)
+
+
+def _write_one_by_one(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str,
+                      problem: errors.TooBusy) -> None:
+    """Somebody holds the row of one of these servers for long: the others go on, that one is looked at again soon."""
+    waiting = list(runs) if len(runs) == 1 else []
+    for run in runs if len(runs) > 1 else []:
+        try:
+            write = partial(_write, engine=engine, workflow=workflow, index=index, planned=[run], lane=lane)
+            send(engine, engine.store.write(write, alone=False))
+        except errors.TooBusy:
+            waiting.append(run)
+        except Exception:
+            log.exception("action %s cannot be advanced; it is tried again", run.action.id)
+            _postpone(engine, [run.action], FAILING_AT_MOST)
+    for run in waiting:
+        log.warning("action %s waits: %s", run.action.id, problem)
+        _postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
 
 
 def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
@@ -134,14 +156,18 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
 
 
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
-    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds."""
+    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds. An action
+    that somebody holds is looked at when its lease ends."""
     def work(tx: Connection) -> None:
         changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)),
                             "sends": row.sends + 1, "owner": None, "lease_until": None}
                    for row in actions.lock(tx, (row.id for row in rows)).values()
                    if row.owner == engine.owner and row.state == "due"}
         actions.update(tx, changes)
-    engine.store.write(work)
+    try:
+        engine.store.write(work, alone=False)
+    except errors.TooBusy as problem:
+        log.warning("%d actions wait for the end of their lease: %s", len(rows), problem)
 
 
 def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run], lane: str

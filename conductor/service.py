@@ -226,7 +226,7 @@ class Conductor:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
-    store, transport = Store(conf.database.url), Transport(conf)
+    store, transport = Store.opened(conf.database), Transport(conf)
     identity = Identity(conf)
     post, spread = Messages(transport, identity), Spread(conf.network.calls)
     engine = Engine(

@@ -68,7 +68,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
-    store, transport = Store(conf.database.url), Transport(conf)
+    store, transport = Store.opened(conf.database), Transport(conf)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
     scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), wants(conf)), wanted)))
     stop = threading.Event()

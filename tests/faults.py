@@ -43,13 +43,15 @@ def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Itera
 
 class Wire:
     """A way to a server on this machine. ``freeze``: nothing comes through any more, and nobody is told; ``cut``:
-    all connections are reset. ``cut_at``: words of a client after whose answer its connection is cut, once."""
+    all connections are ended. ``cut_at``: words of a client after whose answer its connection is cut, once. ``asked``:
+    what clients have sent so far, in pieces."""
 
     def __init__(self, url: str) -> None:
         self._to = sa.make_url(url)
         self._door = socket.create_server(("127.0.0.1", 0))
         self.url = self._to.set(host="127.0.0.1", port=self._door.getsockname()[1])
         self.cut_at: bytes | None = None
+        self.asked = 0
         self._open, self._sockets = threading.Event(), set[socket.socket]()
         self._open.set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -84,6 +86,7 @@ class Wire:
     def _carry(self, one: socket.socket, other: socket.socket, asks: bool, last: threading.Event) -> None:
         with suppress(OSError):
             while data := one.recv(65536):
+                self.asked += asks
                 self._open.wait()
                 if asks and self.cut_at is not None and self.cut_at in data:
                     self.cut_at = None

@@ -36,6 +36,12 @@ class Limits:
     statement: int = 10
     idle: int = 10
 
+    @classmethod
+    def of(cls, options: Any, unhurried: bool = False) -> Limits:
+        """As [database] says; ``unhurried``: a statement may take any time."""
+        return cls(options.connect_timeout, options.lock_timeout, 0 if unhurried else options.statement_timeout,
+                   options.idle_transaction_timeout)
+
     @property
     def answer(self) -> int | None:
         """How long a client waits for the server to say anything."""

@@ -89,6 +89,11 @@ class Store:
         self.engine = (sqlite_engine(self.url, time) if self.dialect_name == "sqlite" else
                        server_engine(self.url, pool, limits or Limits()))
 
+    @classmethod
+    def opened(cls, options: Any, pool: int = 8, unhurried: bool = False) -> Store:
+        """The database that [database] names. ``unhurried``: for commands whose statements may take any time."""
+        return cls(options.url, pool, limits=Limits.of(options, unhurried))
+
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
@@ -107,7 +112,7 @@ class Store:
         Raises:
             Unsure: nobody can say whether it was committed.
             TooBusy: others held what it needs, again and again.
-            Unavailable: the database does not answer.
+            NoStore: the database does not answer.
         """
         try:
             return self._through(work, alone)
@@ -141,7 +146,7 @@ class Store:
             try:
                 return self._once(work)
             except NoConnection as problem:
-                raise errors.Unavailable("The database has no free connection; try again.") from problem
+                raise errors.NoStore("The database has no free connection; try again.") from problem
             except DBAPIError as problem:
                 found = trouble(problem)
                 lost += found is Trouble.LOST
@@ -169,7 +174,7 @@ class Store:
         """Run ``work(tx)`` on a connection that takes no locks. Between two statements others may commit.
 
         Raises:
-            Unavailable: the database does not answer.
+            NoStore: the database does not answer.
         """
         return self._look("", work)
 
@@ -178,7 +183,7 @@ class Store:
         all of it or, from its first statement on, nothing.
 
         Raises:
-            Unavailable: the database does not answer.
+            NoStore: the database does not answer.
         """
         return self._look("BEGIN" if self.dialect_name == "sqlite" else _SNAPSHOT, work)
 
@@ -190,7 +195,7 @@ class Store:
                     connection.exec_driver_sql(begin)
                 return work(connection)
         except NoConnection as problem:
-            raise errors.Unavailable("The database has no free connection; try again.") from problem
+            raise errors.NoStore("The database has no free connection; try again.") from problem
         except DBAPIError as problem:
             if not (again and trouble(problem) is Trouble.LOST and time.monotonic() - began <= AT_ONCE):
                 raise _translated(problem) from problem
@@ -281,5 +286,5 @@ def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes
 
 def _translated(problem: DBAPIError) -> Exception:
     if problem.connection_invalidated or isinstance(problem, OperationalError):
-        return errors.Unavailable("The database does not answer; try again.")
+        return errors.NoStore()
     return problem

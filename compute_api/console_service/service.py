@@ -129,7 +129,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.store.engine import Store
     options = conf.console
     door = Door(Path(options.novnc), options.public_url, options.allowed_origins)
-    store, transport = Store(conf.database.url), Transport(conf)
+    store, transport = Store.opened(conf.database), Transport(conf)
     sessions = Sessions(store, agent.Client(transport), most=options.sessions, per_server=options.sessions_per_server,
                         seconds=options.token_seconds)
     running = Service(listen(options.host, options.port), door, sessions, options.sessions + BESIDE_SESSIONS)

@@ -26,7 +26,7 @@ def application(conf: cfg.ConfigOpts) -> Any:
     from compute_api.metadata_service.guests import Guests
     from compute_api.metadata_service.rate import Rate
     own = conf.metadata
-    store = Store(conf.database.url, pool=own.threads)
+    store = Store.opened(conf.database, pool=own.threads)
     _opened.append(store)
     return patient(app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
                               Rate(own.rate)))

@@ -21,7 +21,7 @@ def application(conf: cfg.ConfigOpts) -> Any:
     from common.store.engine import Store
     from compute_api import tokens
     from compute_api.placement_service import app, faults
-    store = Store(conf.database.url, pool=conf.placement.threads)
+    store = Store.opened(conf.database, pool=conf.placement.threads)
     _opened.append(store)
     return patient(tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body))
 

@@ -35,6 +35,6 @@ def end(options: argparse.Namespace) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Store:
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database)
     upgrades.check(store)
     return store

@@ -11,7 +11,7 @@ from common.store.engine import Store
 
 def upgrade(options: argparse.Namespace) -> int:
     """Bring the database to the version of this code."""
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database, unhurried=True)
     before, after = upgrades.upgrade(store)
     store.close()
     print(f"database at version {after}" + (" already" if before == after else f", was {before or 'empty'}"))
@@ -20,7 +20,7 @@ def upgrade(options: argparse.Namespace) -> int:
 
 def version(options: argparse.Namespace) -> int:
     """Show both versions; 1 when they differ."""
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database, unhurried=True)
     found, needed = upgrades.version(store), upgrades.newest()
     store.close()
     print(f"the database has {found or 'none'}, this code needs {needed}")

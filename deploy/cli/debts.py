@@ -21,7 +21,7 @@ LATE = 60 * SECOND       # a host that is heard has paid long before
 
 def debts(options: argparse.Namespace) -> int:
     """Print them, oldest first; 1 when there are some."""
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database)
     upgrades.check(store)
     try:
         if options.host:

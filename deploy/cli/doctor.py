@@ -31,7 +31,7 @@ FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 def doctor(options: argparse.Namespace) -> int:
     """Print the findings; 0 when there are none."""
     conf = config.load(options.config)
-    store = Store(conf.database.url)
+    store = Store.opened(conf.database, unhurried=True)
     upgrades.check(store)
     silent: list[str] = []
     ask: Callable[[], Domains] = dict

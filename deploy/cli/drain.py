@@ -92,7 +92,7 @@ def disable(tx: Connection, host: str) -> str:
 # --- back again ---
 def restore(options: argparse.Namespace) -> int:
     """Use the host again; 0 when it takes servers now."""
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database)
     upgrades.check(store)
     try:
         return give_back(store, options.host, print)

@@ -43,7 +43,7 @@ class WrongUse(Exception):
 def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
     """Print the answer; ``ask`` instead of the broker's way to a scheduler."""
     conf = config.load(options.config)
-    store = Store(conf.database.url)
+    store = Store.opened(conf.database)
     upgrades.check(store)
     try:
         _check(options)

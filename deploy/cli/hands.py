@@ -35,7 +35,7 @@ class Stop:
 def carry_out(options: argparse.Namespace, work: Callable[[Hands], int]) -> int:
     """Open everything, do the work of one command, and close; returns its status, 1 when it was interrupted."""
     conf = config.load(options.config)
-    store = Store(conf.database.url)
+    store = Store.opened(conf.database)
     upgrades.check(store)
     transport, stop = Transport(conf), Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

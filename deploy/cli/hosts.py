@@ -24,7 +24,7 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 def hosts(options: argparse.Namespace) -> int:
     """Print them; 1 when none of them takes new servers."""
     conf = config.load(options.config)
-    store = Store(conf.database.url)
+    store = Store.opened(conf.database)
     upgrades.check(store)
     rows = store.read(lambda tx: overview(tx, conf.scheduler.default_availability_zone,
                                           conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause))

@@ -14,7 +14,7 @@ LONGEST = 20     # lines of a list that are shown
 
 def status(options: argparse.Namespace) -> int:
     """Print it; 1 when a service is down."""
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config).database)
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)

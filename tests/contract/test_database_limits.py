@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PostgreSQL and MariaDB that do not answer, and clients that vanish: every wait ends, and delays only its own work."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors
+from common.store import quotas, schema
+from common.store.engine import Limits, Store, for_update, insert_ignore
+from compute_api.creating import Creator
+from conductor import reports, runner
+from tests.contract.test_store import Realtime
+from tests.contract.test_store_servers import LIMITS, creation
+from tests.faults import Wire
+from tests.waiting import await_true
+from tests.workflows.simulator import Cloud
+
+SHORT = Limits(connect=1, lock=1, statement=2, idle=1)
+#: What waits for seconds and is told by nothing else.
+SLOW = pytest.mark.slice("moves")
+SLEEP = {"postgresql": "SELECT pg_sleep(20)", "mysql": "SELECT SLEEP(20) FROM projects"}
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest, upgraded_database: Callable[[str], str]) -> str:
+    return upgraded_database(request.param)
+
+
+@pytest.fixture
+def wire(url: str) -> Iterator[Wire]:
+    made = Wire(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stores(url: str) -> Iterator[Callable[..., Store]]:
+    made: list[Store] = []
+
+    def make(to: Any = url, limits: Limits = SHORT) -> Store:
+        made.append(Store(to, limits=limits))
+        return made[-1]
+    yield make
+    for one in made:
+        one.close()
+
+
+def add(store: Store, name: str) -> None:
+    store.write(lambda tx: insert_ignore(tx, schema.projects, {"id": name, "quota_seq": 0}))
+
+
+def lock(tx: sa.Connection, name: str) -> None:
+    tx.execute(for_update(sa.select(schema.projects).where(schema.projects.c.id == name))).one()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_a_client_that_vanishes_keeps_others_waiting_for_a_moment(wire: Wire, stores: Callable[..., Store]) -> None:
+    """Its rows are freed by the server; itself it learns that nobody answers."""
+    direct, cut_off = stores(), stores(wire.url)
+    add(direct, "p")
+    held = threading.Event()
+
+    def vanish(tx: sa.Connection) -> None:
+        lock(tx, "p")
+        wire.freeze()
+        held.set()
+        tx.execute(sa.select(schema.projects))
+    with ThreadPoolExecutor(1) as pool:
+        gone = pool.submit(seconds, lambda: pytest.raises(errors.NoStore, cut_off.write, vanish))
+        assert held.wait(5)
+        assert seconds(lambda: direct.write(lambda tx: lock(tx, "p"))) < 4
+        assert gone.result(10) < 6
+
+
+@SLOW
+def test_a_server_that_cannot_be_reached_is_given_up(wire: Wire, stores: Callable[..., Store]) -> None:
+    wire.freeze()
+    store = stores(wire.url)
+    assert seconds(lambda: pytest.raises(errors.NoStore, store.now)) < 5.5
+
+
+def test_a_row_that_is_not_given_in_time_is_asked_for_again(stores: Callable[..., Store]) -> None:
+    store, runs = stores(), []
+    add(store, "p")
+
+    def work(tx: sa.Connection) -> None:
+        runs.append(1)
+        lock(tx, "p")
+    with stores(limits=Limits()).begin() as other, ThreadPoolExecutor(1) as pool:
+        lock(other, "p")
+        waiting = pool.submit(store.write, work)
+        with pytest.raises(errors.TooBusy):
+            store.write(lambda tx: lock(tx, "p"), alone=False)
+        await_true(lambda: len(runs) == 2)
+        other.commit()
+        waiting.result(5)
+
+
+@SLOW
+def test_a_statement_that_takes_too_long_is_ended(stores: Callable[..., Store]) -> None:
+    store = stores()
+    add(store, "p")
+    said = SLEEP[store.dialect_name]
+    assert seconds(lambda: pytest.raises(errors.Unavailable, store.read, lambda tx: tx.execute(sa.text(said)))) < 3.5
+    assert store.now()
+
+
+@SLOW
+def test_all_connections_in_use_is_no_fault_of_the_code(stores: Callable[..., Store]) -> None:
+    store = stores()
+    held = [store.engine.connect() for _ in range(40)]
+    with pytest.raises(errors.NoStore, match="no free connection"):
+        store.now()
+    for one in held:
+        one.close()
+
+
+def test_a_transaction_costs_no_ping(wire: Wire, stores: Callable[..., Store]) -> None:
+    store = stores(wire.url)
+    store.now()
+    before = wire.asked
+    store.now()
+    assert wire.asked - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]     # (begin,) select, rollback
+
+
+def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]) -> None:
+    store = stores()
+    add(store, "held")
+    creator, ended = Creator(store, LIMITS), {}
+    creator._led = True
+
+    def post(project: str) -> None:
+        ended[project] = creator.create(creation(project=project))
+    posts = [threading.Thread(target=post, args=(project,)) for project in ("free", "held")]
+    for one in posts:
+        one.start()
+    await_true(lambda: creator.waiting == 2)
+    with stores(limits=Limits()).begin() as other, ThreadPoolExecutor(1) as pool:
+        quotas.lock(other, "held")
+        pool.submit(creator._lead)
+        await_true(lambda: store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.project_id))) == "free")
+        other.commit()
+    for one in posts:
+        one.join(10)
+    assert sorted(ended) == ["free", "held"]
+
+
+def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) -> None:
+    """In the same round of the runner, and in the same batch of reports."""
+    store = stores()
+    cloud = Cloud(store, Realtime())
+    cloud.round()
+    held, free = (cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2"))
+    cloud.settle()
+    for server in (held, free):
+        cloud.ask(server, "os-stop")
+    syncs = [cloud.hosts[host].agent.request(True, None, None) for host in ("h1", "h2")]
+    with stores(limits=Limits()).begin() as other:
+        other.execute(for_update(sa.select(schema.servers.c.id).where(schema.servers.c.id == held))).one()
+        assert seconds(lambda: runner.advance(cloud.engine)) < 4
+        assert [command.server for _, command in cloud.sent if command.verb == "ensure_stopped"] == [free]
+        assert all(not isinstance(answer, Exception) for answer in reports.handle(cloud.engine, syncs))
+    cloud.settle()
+    assert {cloud.show(server).vm_state for server in (held, free)} == {"stopped"}
