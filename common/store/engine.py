@@ -279,9 +279,19 @@ def update_grouped(tx: Connection, table: sa.Table, key: sa.Column[Any], changes
     """Update many rows by key, one statement for each distinct set of values (a batch mostly has one)."""
     groups: dict[str, tuple[dict[str, Any], list[Any]]] = {}
     for row, values in changes.items():
-        groups.setdefault(repr(sorted(values.items(), key=lambda item: item[0])), (values, []))[1].append(row)
+        same = repr([(name, _shown(values[name])) for name in sorted(values)])
+        groups.setdefault(same, (values, []))[1].append(row)
     for values, rows in groups.values():
         tx.execute(sa.update(table).where(key.in_(sorted(rows))).values(values))
+
+
+def _shown(value: Any) -> Any:
+    """A value so that its ``repr`` says all of it; that of an expression holds an address."""
+    if isinstance(value, now):
+        return "now()"
+    if isinstance(value, sa.BinaryExpression):
+        return _shown(value.left), value.operator, _shown(value.right)
+    return value.value if isinstance(value, sa.BindParameter) else value
 
 
 def _translated(problem: DBAPIError) -> Exception:

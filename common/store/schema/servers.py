@@ -72,8 +72,8 @@ servers = Table(
     Index("ix_servers_host", "host", "deleted"),
     Index("ix_servers_changed", "updated_at"),
     Index("ix_servers_reservation", "reservation_id"),
-    Index("ix_servers_shelved_at", "shelved_at"),             # these two since 0002: mostly NULL
-    Index("ix_servers_soft_deleted_at", "soft_deleted_at"))
+    Index("ix_servers_shelved", "vm_state", "shelved_at"),             # these two since 0008
+    Index("ix_servers_soft_deleted", "vm_state", "soft_deleted_at"))
 
 actions = Table(
     "actions", metadata,
@@ -159,6 +159,7 @@ migrations = Table(
     time_column("updated_at", nullable=False),
     Index("ix_migrations_server", "server_id", "status"),
     Index("ix_migrations_status", "status", "updated_at"),
+    Index("ix_migrations_action", "action_id"),               # 0008
     Index("ix_migrations_page", "created_at", "id"),
     Index("ix_migrations_project", "project_id", "created_at"), **NUMBERED)
 

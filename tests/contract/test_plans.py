@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What services ask the database again and again is found by an index, however much has happened before.
+
+A new look that is repeated (by the runner, the sweep, an exchange with a host, a request that waits) gets a row in
+``POLLS``.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from common import ids, states
+from common.store import actions, console_tokens, guests, migrations, quotas, schema, servers
+from common.store.engine import Store, insert_many, update_grouped
+from conductor import runner
+
+AGO = 1_700_000_000_000_000
+ROWS, HOSTS = 2500, 250
+MANY = ROWS // 4
+#: Tables of which rows stay, or that are as large as the cloud.
+GROWING = ("servers", "actions", "events", "migrations", "idempotency_keys", "guests", "allocations", "console_tokens")
+SOME = [f"{number:036}" for number in range(3)]
+Poll = Callable[[sa.Connection], Any]
+POLLS: dict[str, Poll] = {
+    # runner
+    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=runner.OUTSIDE_STEPS),
+    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=runner.OUTSIDE_STEPS),
+    "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
+    "lock": lambda tx: actions.lock(tx, SOME),
+    "debts_of": lambda tx: guests.debts_of(tx, SOME),
+    "free_leases_of": lambda tx: actions.free_leases_of(tx, "c/1"),
+    # sweep
+    "to be reclaimed": lambda tx: actions.resting(tx, vm_state=states.SOFT_DELETED, since="soft_deleted_at",
+                                                  longer_than=1, limit=64),
+    "to be offloaded": lambda tx: actions.resting(tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1,
+                                                  limit=64),
+    "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
+    "waiting_in_vain": lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, 64),
+    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, runner.READING, 64),
+    # exchange with hosts
+    "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
+    "waiting": lambda tx: actions.waiting(tx, SOME),
+    "ended_of": lambda tx: actions.ended_of(tx, SOME),
+    "measured": lambda tx: migrations.measured(tx, {SOME[0]: {"memory_total": 1}}),
+    "wishes_on": lambda tx: migrations.wishes_on(tx, "h1"),
+    "completed": lambda tx: migrations.completed(tx, SOME),
+    "debts": lambda tx: guests.debts(tx, "h1", 1, 64),
+    "fences_on": lambda tx: guests.fences_on(tx, "h1"),
+    "off_on": lambda tx: guests.off_on(tx, "h1", SOME),
+    "wanted_running_on": lambda tx: guests.wanted_running_on(tx, "h1"),
+    # API
+    "wake": lambda tx: actions.wake(tx, SOME, "plug"),
+    "action that a request waits for": lambda tx: actions.show_by_id(tx, SOME[0]),
+    "step_outcome": lambda tx: actions.step_outcome(tx, SOME[0], "guest"),
+    "idempotent": lambda tx: servers.idempotent(tx, "p", ["k"]),
+    "usage": lambda tx: quotas.usage(tx, "none"),
+    "open_of": lambda tx: migrations.open_of(tx, SOME),
+    "actions of a server": lambda tx: actions.list_for(tx, SOME[0]),
+    "token": lambda tx: console_tokens.find(tx, "token"),
+}
+
+
+def fill(tx: sa.Connection) -> None:
+    """Servers that live, and as many that are gone, with all that stays of them."""
+    names = [f"{number:036}" for number in range(ROWS)]
+    insert_many(tx, schema.servers, [{
+        "id": name, "project_id": f"p{number % 7}", "user_id": "u", "name": "n", "hostname": "n",
+        "vm_state": "deleted" if number % 2 else "active",
+        "flavor": {}, "flavor_id": "1", "vcpus": 1, "memory_mb": 1, "disk_gb": 1, "meta": {}, "tags": [],
+        "scheduler_hints": {}, "security_groups": [], "reservation_id": "r", "created_at": AGO, "updated_at": AGO,
+        "deleted": number % 2, "host": f"h{number % HOSTS}", "soft_deleted_at": AGO + number if number % 2 else None,
+        "shelved_at": AGO + number if number % 2 else None}
+        for number, name in enumerate(names)])
+    insert_many(tx, schema.actions, [{
+        "id": name, "server_id": name, "project_id": "p", "user_id": "u", "request_id": "r", "name": "migrate",
+        "workflow": "migrate", "version": 1, "args": {}, "fence": 1, "state": "done", "data": {}, "created_at": AGO,
+        "updated_at": AGO, "host": f"h{number % HOSTS}", "owner": f"c/{number % 3}", "sent_at": AGO}
+        for number, name in enumerate(names)])
+    insert_many(tx, schema.events, [{"action_id": name, "seq": 1, "step": "guest", "attempt": 1, "event": "started",
+                                     "at": AGO} for name in names])
+    insert_many(tx, schema.migrations, [{
+        "uuid": ids.new(), "server_id": name, "action_id": name, "project_id": "p", "user_id": "u",
+        "type": "migration", "status": "confirmed", "source_host": f"h{number % HOSTS}", "dest_host": "h1",
+        "old_flavor": {}, "new_flavor": {}, "was": "active", "created_at": AGO, "updated_at": AGO}
+        for number, name in enumerate(names)])
+    insert_many(tx, schema.guests, [{
+        "server_id": name, "host": f"h{number % HOSTS}", "fence": 1, "wanted": "running", "may_run": True,
+        "changed_at": AGO} for number, name in enumerate(names)])
+    insert_many(tx, schema.idempotency_keys, [{
+        "project_id": f"p{number % 7}", "key": name, "digest": "d", "reservation_id": "r", "server_id": name,
+        "created_at": AGO} for number, name in enumerate(names)])
+    insert_many(tx, schema.console_tokens, [{
+        "hash": name if number else console_tokens.hashed("token"), "server_id": name,
+        "host": f"h{number % HOSTS}", "fence": 1, "kind": "novnc", "project_id": "p", "user_id": "u",
+        "created_at": AGO, "expires_at": 2 * AGO} for number, name in enumerate(names)])
+
+
+def whole_reads(tx: sa.Connection, statement: str, parameters: Any) -> list[str]:
+    """Growing tables that the database would read whole for this statement."""
+    if tx.dialect.name == "sqlite":
+        plan = tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        steps = [str(row[3]).split() for row in plan]
+        return [step[1] for step in steps if step[0] == "SCAN" and step[1] in GROWING]
+    if tx.dialect.name == "postgresql":
+        return _scans(tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one())
+    plan = tx.exec_driver_sql(f"EXPLAIN {statement}", parameters)
+    return [row.table for row in plan
+            if row.table in GROWING and (row.type in ("ALL", "index") or int(row.rows or 0) > MANY)]
+
+
+def _scans(plan: Any) -> list[str]:
+    """PostgreSQL: tables of scans that no condition of an index narrows, or not by much."""
+    if isinstance(plan, list):
+        return [name for part in plan for name in _scans(part)]
+    if not isinstance(plan, dict) or not plan.get("Actual Loops", 1):
+        return []
+    bare = plan.get("Node Type") == "Seq Scan" or "Index" in plan.get("Node Type", "") and "Index Cond" not in plan
+    seen = (plan.get("Actual Rows", 0) + plan.get("Rows Removed by Filter", 0)) * plan.get("Actual Loops", 1)
+    found = [plan["Relation Name"]] if (bare or seen > MANY) and plan.get("Relation Name") in GROWING else []
+    return found + [name for part in plan.values() for name in _scans(part)]
+
+
+def test_polls_read_no_growing_table_whole(store: Store) -> None:
+    with store.begin() as tx:
+        fill(tx)
+    with store.engine.connect() as tx:
+        told = {"mysql": "ANALYZE TABLE " + ", ".join(GROWING), "postgresql": "ANALYZE", "sqlite": "SELECT 1"}
+        tx.exec_driver_sql(told[store.dialect_name])
+        tx.commit()
+    said: list[tuple[str, Any]] = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append((told[2], told[3])))
+    found: dict[str, list[str]] = {}
+    for name, poll in POLLS.items():
+        with store.engine.connect() as tx:
+            said.clear()
+            poll(tx)
+            asked = [(statement, parameters) for statement, parameters in said if statement[0] in "SUDW"]
+            found[name] = [table for statement, parameters in asked for table in whole_reads(tx, statement, parameters)]
+            tx.rollback()
+    assert {name: tables for name, tables in found.items() if tables} == {}
+
+
+def test_rows_alike_are_updated_by_one_statement(store: Store) -> None:
+    """Also where the values are expressions; what differs stays apart."""
+    with store.begin() as tx:
+        fill(tx)
+    said: list[str] = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    names = [f"{number:036}" for number in range(40)]
+    with store.begin() as tx:
+        said.clear()
+        actions.update(tx, {name: {"state": "done", "owner": None} for name in names})
+        assert len(said) == 1
+        said.clear()
+        update_grouped(tx, schema.actions, schema.actions.c.id, {
+            name: {"due_at": actions.now() + number % 2} for number, name in enumerate(names)})
+        assert len(said) == 2
