@@ -81,7 +81,7 @@ class Agent:
         known = self._fences.get(command.server, 0)
         if command.fence < known:
             self._results[command.key] = Result(command.key, command.server, command.fence, "refused",
-                                                error=f"fence {command.fence} is older than {known}")
+                                                {"known": known}, f"fence {command.fence} is older than {known}")
             return
         self._learn(command.server, command.fence)
         done = self._journal.find(command.key)

@@ -16,7 +16,7 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
-from common.store import actions, guests, host_images, hosts, migrations
+from common.store import actions, fences, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
 from conductor import progress, runner, steering
 from conductor.saga import Engine, Run, debt_command
@@ -94,9 +94,10 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
     mine = {result.key: result for _, result in results if not result.key.startswith("debt/")}
     paid = [(result.server, host, result.fence) for host, result in results
             if result.key.startswith("debt/") and result.status == "done"]
-    news = _differing(tx, syncs)
+    news, ahead = _differing(tx, syncs)
+    ahead = _refused(results, ahead)
     phases = {key: phase for sync in syncs for key, phase in sync.phases.items() if not key.startswith("debt/")}
-    touched = {result.server for _, result in results} | {server for _, server in news}
+    touched = {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
     if phases:
         progress.write(tx, phases)
     measured = {key.split("/")[0]: numbers for sync in syncs for key, numbers in sync.moved.items()}
@@ -117,7 +118,10 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
             migrations.completed(tx, moved)
         runs += _go_on(tx, engine, servers, heads, struck)
     _write_news(tx, servers, news)
-    return runner.flush(tx, [run for run in runs if run is not None])
+    written = runner.flush(tx, [run for run in runs if run is not None])
+    if ahead:
+        fences.rise_above(tx, ahead)
+    return written
 
 
 def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result
@@ -154,20 +158,34 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
     return runs
 
 
+def _refused(results: Sequence[tuple[str, Result]], ahead: dict[str, int]) -> dict[str, int]:
+    """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command was late."""
+    found = dict(ahead)
+    for _, result in results:
+        if result.status == "refused":
+            found[result.server] = max(found.get(result.server, 0), int(result.data.get("known", 0)))
+    return found
+
+
 News = dict[tuple[str, str], DomainState]
 
 
-def _differing(tx: Connection, syncs: Sequence[Sync]) -> News:
-    """Domains whose state is not what the server's row says; compared without locks."""
+def _differing(tx: Connection, syncs: Sequence[Sync]) -> tuple[News, dict[str, int]]:
+    """Domains whose state is not what the server's row says; and servers of which a host knows a higher fence. Compared
+    without locks."""
     told: News = {}
     for sync in syncs:
         for domain in [*(sync.domains or ()), *sync.changed]:
             told[sync.host, domain.server] = domain
     if not told:
-        return {}
+        return {}, {}
     servers = actions.servers_of(tx, (server for _, server in told))
-    return {key: domain for key, domain in told.items()
-            if key[1] in servers and _is_news(servers[key[1]], key[0], domain)}
+    known = [(servers[key[1]], key[0], domain) for key, domain in told.items() if key[1] in servers]
+    ahead: dict[str, int] = {}
+    for server, _, domain in known:
+        if domain.fence > server.fence:
+            ahead[server.id] = max(ahead.get(server.id, 0), domain.fence)
+    return {(host, server.id): domain for server, host, domain in known if _is_news(server, host, domain)}, ahead
 
 
 def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
@@ -220,7 +238,7 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAns
     known = {*sync.working, *(result.key for result in sync.results)}
     commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=guests.fences_on(tx, sync.host) if hello else _stale_fences(tx, sync) or None,
+                      guests=(guests.fences_on(tx, sync.host) if hello else {}) | _stale_fences(tx, sync) or None,
                       stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else [])
 
 
