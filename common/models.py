@@ -241,10 +241,10 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The conductor's half: the session in force (0: say hello again), the result keys it has written
-    down, the commands and debts that the host does not seem to know of, and fences that it should know: all
-    guests' at hello, else those of domains that it told of under an older one. ``stop``, at hello: servers whose
-    domain here must be off, because they are or may be elsewhere."""
+    """The conductor's half: the session in force (0: say hello again), the result keys it has heard (the command of
+    one that it could not write down comes again), the commands and debts that the host does not seem to know of, and
+    fences that it should know: all guests' at hello, else those of domains that it told of under an older one.
+    ``stop``, at hello: servers whose domain here must be off, because they are or may be elsewhere."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)

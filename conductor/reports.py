@@ -3,7 +3,8 @@
 
 ``handle`` takes the syncs that have piled up, writes all their results and news in one transaction, and
 answers each with what it may forget (acknowledged), what it should be doing (commands, debts) and, at
-hello, what may exist on it. A late result whose key matches is a fact, whoever sent the command.
+hello, what may exist on it. A late result whose key matches is a fact, whoever sent the command. What cannot be taken
+in holds up nothing else: neither another host nor another server of the same host.
 """
 from __future__ import annotations
 
@@ -15,33 +16,95 @@ from typing import Any
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.models import Command, DomainState, Result, Sync, SyncAnswer
+from common.models import DomainState, Result, Sync, SyncAnswer
 from common.store import actions, fences, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
-from conductor import progress, runner, steering
-from conductor.saga import Engine, Run, debt_command
+from conductor import progress, report_parts, resend, runner
+from conductor.saga import Engine, Run
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 GRACE = 2 * SECOND           #: a command younger than this may still be on its way
-AT_ONCE = 32                 #: commands re-sent to a host in one answer
+APART_AT_MOST = 10.0         #: seconds for reports that are taken in part by part
+ASIDE = 10.0                 #: seconds in which nothing is taken in of a server whose row was locked by somebody else
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
-    """Answer each sync; the exception in place of an answer is that of the one sync that caused it."""
+    """Answer each sync; the exception in place of an answer is that of the one sync that caused it, or of the database
+    that does not answer."""
     try:
         answers, written = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
-    except Exception as problem:
-        if len(syncs) == 1:
-            log.exception("the report of host %s could not be taken in; the agent repeats it", syncs[0].host)
-            return [problem]
-        return [answer for sync in syncs for answer in handle(engine, [sync])]
+    except Exception:
+        log.exception("%d reports cannot be taken in together; each is taken in part by part", len(syncs))
+        until = engine.clock.monotonic() + APART_AT_MOST
+        return [_handle_apart(engine, sync, until) for sync in syncs]
     engine.fault_point("sync", "reports", "committed")
     runner.send(engine, written)
     return list(answers)
+
+
+def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exception:
+    """Take in what can be taken in of a report, and answer it. A result that cannot be is acknowledged like the others:
+    its command is sent again, and the host answers again from its journal."""
+    try:
+        session = engine.store.write(lambda tx: _session(tx, engine, sync), alone=False)
+        if sync.session in (0, session):
+            _absorb(engine, sync, until)
+        return _answer_apart(engine, sync, session)
+    except Exception as problem:
+        log.exception("the report of host %s could not be answered; the agent repeats it", sync.host)
+        return problem
+
+
+def _answer_apart(engine: Engine, sync: Sync, session: int) -> SyncAnswer:
+    """The answer; without commands when they are what cannot be told."""
+    try:
+        return engine.store.write(lambda tx: _answer(tx, engine, sync, session))
+    except Exception:
+        log.exception("what host %s should be doing cannot be told", sync.host)
+    return engine.store.write(lambda tx: _answer(tx, engine, sync, session, sends=False))
+
+
+def _session(tx: Connection, engine: Engine, sync: Sync) -> int:
+    if sync.session == 0 and sync.inventory:
+        return _hello(tx, engine, sync)
+    return hosts.sessions(tx, [sync.host]).get(sync.host, 0)
+
+
+def _absorb(engine: Engine, told: Sync, until: float) -> None:
+    """Take a part of a report in, divided further where that fails. What is left when the time is over comes again."""
+    if engine.clock.monotonic() > until:
+        return
+    try:
+        heard = [report_parts.without(told, _aside(engine))]
+        runner.send(engine, engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False))
+        engine.store.write(lambda tx: _describe(tx, told))
+    except Exception as problem:
+        log.exception("what host %s tells cannot be taken in", told.host)
+        parts = report_parts.divided(told)
+        for part in parts:
+            _absorb(engine, part, until)
+        if not parts:
+            _leave(engine, told, problem)
+
+
+def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
+    """A thing that cannot be taken in is left out. Servers whose rows somebody holds locked are left out of the next
+    reports too, so that nobody waits for them again and again."""
+    log.error("host %s told this, which is left out: %s", told.host, told)
+    if isinstance(problem, errors.Unavailable):
+        engine.aside.update(dict.fromkeys(report_parts.servers_in(told), engine.clock.monotonic() + ASIDE))
+
+
+def _aside(engine: Engine) -> set[str]:
+    """Servers that are left out just now."""
+    for server, until in list(engine.aside.items()):
+        if engine.clock.monotonic() > until:
+            engine.aside.pop(server, None)
+    return set(engine.aside)
 
 
 def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Written]:
@@ -50,7 +113,8 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[lis
                 if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
-    written = _settle(tx, engine, heard)
+    aside = _aside(engine)
+    written = _settle(tx, engine, [report_parts.without(sync, aside) for sync in heard] if aside else heard)
     for sync in sorted(heard, key=lambda sync: sync.host):
         _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
@@ -88,8 +152,8 @@ def _describe(tx: Connection, sync: Sync) -> None:
         hosts.measured(tx, sync.host, sync.metrics)
 
 
-def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Written:
-    """Write results, paid debts and news of domains."""
+def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool = True) -> runner.Written:
+    """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt look again now."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
     mine = {result.key: result for _, result in results if not result.key.startswith("debt/")}
     paid = [(result.server, host, result.fence) for host, result in results
@@ -116,7 +180,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> runner.Wri
                  if server in struck and server in servers and servers[server].host != host}
         if moved:
             migrations.completed(tx, moved)
-        runs += _go_on(tx, engine, servers, heads, struck)
+        runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
     _write_news(tx, servers, news)
     written = runner.flush(tx, [run for run in runs if run is not None])
     if ahead:
@@ -134,6 +198,10 @@ def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], he
     if result.status == "refused":
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
         return None
+    if not runner.is_known(head):
+        log.warning("host %s answers %s, which is left to a conductor that knows %s", head.host, result.key,
+                    head.workflow)
+        return None
     run = Run(head, server, dict(head.data))
     runner.take_result(tx, engine, run, result)
     return run
@@ -146,7 +214,7 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
     for server_id in sorted(paid):
         server = servers.get(server_id)
         head = heads.get(server.action) if server is not None and server.action else None
-        if server is None or head is None or head.state != "due" or head.step is None:
+        if server is None or head is None or head.state != "due" or head.step is None or not runner.is_known(head):
             continue
         workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)
@@ -230,33 +298,16 @@ def _stale_fences(tx: Connection, sync: Sync) -> dict[str, int]:
             if row.host == sync.host and row.action is None and told[row.id] < row.fence}
 
 
-def _answer(tx: Connection, engine: Engine, sync: Sync, session: int) -> SyncAnswer:
-    """What the agent may forget and what it should know; a stale session must say hello first."""
+def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True) -> SyncAnswer:
+    """What the agent may forget and what it should know; a stale session must say hello first. ``sends``: with the
+    commands that it does not seem to know of."""
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0)
     hello = sync.session == 0
     known = {*sync.working, *(result.key for result in sync.results)}
-    commands = _forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE) if hello or sync.ask else []
+    commands = []
+    if sends and (hello or sync.ask):
+        commands = resend.forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE)
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
                       guests=(guests.fences_on(tx, sync.host) if hello else {}) | _stale_fences(tx, sync) or None,
                       stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else [])
-
-
-def _forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
-    """Commands and debts of this host that it does not seem to know of."""
-    rows = [row for row in actions.outstanding(tx, host, grace, AT_ONCE)
-            if f"{row.id}/{runner.name_in_key(row)}/{row.attempt}" not in known]
-    servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
-    commands = []
-    for row in rows:
-        server = servers.get(row.server_id)
-        command = runner.rebuild_command(engine, row, server, session) if server is not None else None
-        if command is not None:
-            commands.append(command)
-    if commands:
-        actions.mark_sent(tx, [command.action for command in commands])
-    debts = [command for command in (debt_command(row.server_id, row.fence, session, row.keeps_files) for row in
-                                     guests.debts(tx, host, grace, AT_ONCE)) if command.key not in known]
-    if debts:
-        guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts + steering.on_host(tx, host, session)

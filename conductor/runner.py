@@ -12,7 +12,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from common import errors
@@ -58,6 +57,8 @@ READING = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() f
 LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 OUTSIDE_STEPS = sorted(LANE_OF)
 SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
+ENDS = ("done", "failed", "dead", "unknown")     #: statuses of results that end a command
+EACH_AT_MOST = 5.0           #: seconds in which actions of a burst that failed are written one by one
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
@@ -69,7 +70,10 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for row in rows:
-        groups[row.workflow, WORKFLOWS[row.workflow].index(row.step)].append(row)
+        try:
+            groups[row.workflow, WORKFLOWS[row.workflow].index(row.step)].append(row)
+        except LookupError as problem:
+            _stumble(engine, row, problem)
     for (name, index), members in groups.items():
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
         _burst(engine, WORKFLOWS[name], index, members, lane)
@@ -78,54 +82,44 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
 
 def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
     """Advance actions that stand at the same step: what is done outside first, then one transaction, then send."""
-    step = workflow.steps[index]
     servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
-    runs = [Run(row, servers[row.server_id], dict(row.data)) for row in rows if row.server_id in servers]
+    runs = []
+    for row in rows:
+        try:
+            runs.append(Run(row, servers[row.server_id], dict(row.data)))
+        except (LookupError, TypeError, ValueError) as problem:        # no server, or its data are no dictionary
+            _stumble(engine, row, problem)
+    step = workflow.steps[index]
+    if lane == INSIDE:
+        runs = _propose(engine, workflow, step, runs)
+    else:
+        runs = _call(engine, step, runs)
+        engine.fault_point(workflow.name, step.name, "called")
+    if runs:
+        _commit(engine, workflow, index, runs, lane)
+
+
+def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
+    """Ask what the step asks before its transaction, for all in one call, or for each where that fails; returns those
+    that can go on."""
+    if not step.propose:
+        return list(runs)
+    asking = [Run(run.action, run.server, dict(run.action.data)) for run in runs]
     try:
-        if lane != INSIDE:
-            runs = _call(engine, step, runs)
-            engine.fault_point(workflow.name, step.name, "called")
-        elif step.propose and (asking := [run for run in runs if not is_skipped(step, run)]):
-            step.propose(engine, asking)
+        if wanted := [run for run in asking if not is_skipped(step, run)]:
+            step.propose(engine, wanted)
             engine.fault_point(workflow.name, step.name, "proposed")
-        if not runs:
-            return
-        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
-    except errors.TooBusy as problem:
-        _write_one_by_one(engine, workflow, index, runs, lane, problem)
-        return
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
         _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
-        return
-    except Exception:
+        return []
+    except Exception as problem:
+        log.exception("%s cannot be proposed for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
-            for run in runs:
-                _burst(engine, workflow, index, [run.action], lane)
-            return
-        log.exception("action %s cannot be advanced at step %s; it is tried again", rows[0].id, step.name)
-        _postpone(engine, [run.action for run in runs], FAILING_AT_MOST)
-        return
-    engine.fault_point(workflow.name, step.name, "committed")
-    send(engine, written)
-
-
-def _write_one_by_one(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str,
-                      problem: errors.TooBusy) -> None:
-    """Somebody holds the row of one of these servers for long: the others go on, that one is looked at again soon."""
-    waiting = list(runs) if len(runs) == 1 else []
-    for run in runs if len(runs) > 1 else []:
-        try:
-            write = partial(_write, engine=engine, workflow=workflow, index=index, planned=[run], lane=lane)
-            send(engine, engine.store.write(write, alone=False))
-        except errors.TooBusy:
-            waiting.append(run)
-        except Exception:
-            log.exception("action %s cannot be advanced; it is tried again", run.action.id)
-            _postpone(engine, [run.action], FAILING_AT_MOST)
-    for run in waiting:
-        log.warning("action %s waits: %s", run.action.id, problem)
-        _postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
+            return [proposed for run in runs for proposed in _propose(engine, workflow, step, [run])]
+        _stumble(engine, runs[0].action, problem)
+        return []
+    return asking
 
 
 def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
@@ -149,15 +143,61 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
             _postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
         else:
-            log.error("action %s cannot be advanced at step %s; it is tried again", run.action.id, step.name,
-                      exc_info=problem)
-            _postpone(engine, [run.action], FAILING_AT_MOST)
+            _stumble(engine, run.action, problem)
     return answered
 
 
+def _commit(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str) -> None:
+    """The transaction of a burst and what follows it. When it fails, one for each: what was called or asked outside is
+    not repeated.
+
+    Raises:
+        Unavailable: the database does not answer at all, which is more than a row that somebody has locked.
+    """
+    try:
+        written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
+    except errors.TooBusy as problem:
+        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
+        if len(runs) > 1:
+            _commit_each(engine, workflow, index, runs, lane)
+        else:
+            _postpone(engine, [runs[0].action], NEIGHBOUR_AT_MOST)
+        return
+    except errors.Unavailable as problem:
+        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
+        _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
+        return
+    except Exception as problem:
+        log.exception("%d actions of %s cannot be written", len(runs), workflow.name)
+        if len(runs) > 1:
+            _commit_each(engine, workflow, index, runs, lane)
+        else:
+            _stumble(engine, runs[0].action, problem)
+        return
+    engine.fault_point(workflow.name, workflow.steps[index].name, "committed")
+    send(engine, written)
+
+
+def _commit_each(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str) -> None:
+    """One after the other; where locks make that slow, the rest is left to the next round."""
+    until = engine.clock.monotonic() + EACH_AT_MOST
+    for number, run in enumerate(runs):
+        if engine.clock.monotonic() > until:
+            _postpone(engine, [left.action for left in runs[number:]], 0)
+            return
+        _commit(engine, workflow, index, [run], lane)
+
+
+def _stumble(engine: Engine, row: Row[Any], problem: Exception) -> None:
+    """An action that nobody foresaw to fail here is tried again, less and less often."""
+    log.error("action %s cannot be advanced at step %s of %s; it is tried again", row.id, row.step, row.workflow,
+              exc_info=problem)
+    _postpone(engine, [row], FAILING_AT_MOST)
+
+
 def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
-    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds. An action
-    that somebody holds is looked at when its lease ends."""
+    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds. Rows that
+    somebody else has locked are left to the end of their lease."""
     def work(tx: Connection) -> None:
         changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)),
                             "sends": row.sends + 1, "owner": None, "lease_until": None}
@@ -278,6 +318,8 @@ def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> Non
     workflow = WORKFLOWS[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
+    if result.status not in ENDS:
+        raise ValueError(f"{result.status!r} is no end of a command that this release knows")
     if result.status == "dead" and (run.is_undoing or step.dead_is_done):
         result = replace(result, status="done")       # nothing runs there, and what is left is a debt
     if run.is_undoing:
@@ -329,21 +371,17 @@ def send(engine: Engine, written: Written) -> None:
     for lane in sorted(written.due):
         engine.ring(lane)
     for host, commands in written.sendings.items():
-        engine.post.do(host, commands)
+        try:
+            engine.post.do(host, commands)
+        except Exception:
+            log.exception("commands for host %s cannot be sent; its next exchange asks for them", host)
         engine.fault_point(commands[0].verb, commands[0].step, "sent")
 
 
-def rebuild_command(engine: Engine, row: Row[Any], server: Row[Any], session: int) -> Command | None:
-    """The command that a waiting action has at its host, made again from the journal."""
-    workflow = WORKFLOWS.get(row.workflow)
-    if workflow is None or workflow.version < row.version:
-        return None
-    run = Run(row, server, dict(row.data))
-    step = workflow.steps[workflow.index(row.step)]
-    command = step.undo_command if run.is_undoing else step.command
-    assert command is not None
-    verb, args = command(engine, run)
-    return Command(row.id, name_in_key(row), row.attempt, server.id, row.fence, session, verb, args)
+def is_known(row: Row[Any]) -> bool:
+    """Is the action's workflow of this release? One of a newer release is left to conductors that know it."""
+    newest: int = VERSIONS.get(row.workflow, 0)
+    return newest >= int(row.version)
 
 
 def name_in_key(row: Row[Any]) -> str:

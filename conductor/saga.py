@@ -116,7 +116,8 @@ def no_ring(lane: str) -> None:
 @dataclass
 class Engine:
     """What the plain functions of the conductor work with. ``owner`` names this conductor in leases; ``ring`` is
-    called after a commit that left something due at once, with its lane."""
+    called after a commit that left something due at once, with its lane. ``aside``: servers whose rows were found
+    locked, and until when reports of them are left out."""
 
     store: Store
     clock: Clock
@@ -140,6 +141,7 @@ class Engine:
     may_resize_here: bool = False
     fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
     leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
+    aside: dict[str, float] = field(default_factory=dict)       #: by our own clock, in seconds
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
 
@@ -331,5 +333,12 @@ class Workflow:
     version: int = 1
 
     def index(self, step: str | None) -> int:
-        """Where a step stands; None is the beginning."""
-        return 0 if step is None else next(i for i, known in enumerate(self.steps) if known.name == step)
+        """Where a step stands; None is the beginning.
+
+        Raises:
+            LookupError: there is no such step in this release.
+        """
+        for number, known in enumerate(self.steps):
+            if step in (None, known.name):
+                return number
+        raise LookupError(f"{self.name} has no step {step} in this release")

@@ -166,7 +166,7 @@ def test_every_workflow_is_well_formed(name: str) -> None:
         assert not (step.before or step.done) or step.command is not None
         assert (step.neighbour in runner.LANES) and (step.outside is None or step.name in runner.LANES[step.neighbour])
     assert workflow.index(None) == 0
-    with pytest.raises(StopIteration):
+    with pytest.raises(LookupError, match="no step no such step in this release"):
         workflow.index("no such step")
 
 

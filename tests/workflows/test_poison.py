@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be understood, or fails as nobody foresaw, holds up nothing else: no other server, no other host."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, ids, states
+from common.models import DomainState, Result
+from common.store import actions, schema
+from compute_agent.virt.memory import Fail
+from conductor import reports, runner
+from conductor.workflows import WORKFLOWS
+from tests.workflows.simulator import Cloud
+
+
+@pytest.fixture
+def cloud(cloud: Cloud) -> Cloud:
+    """Its hosts have said hello."""
+    cloud.round()
+    return cloud
+
+
+def change(cloud: Cloud, action: str, **values: Any) -> None:
+    """As if another release had written it."""
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action).values(
+        **values)))
+
+
+def foreign(cloud: Cloud, server: str, host: str) -> Result:
+    """An action of a newer release waits at a host for this result."""
+    action, fence = ids.new(), cloud.show(server).fence + 1
+
+    def insert(tx: Any) -> None:
+        tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
+            action=action, fence=fence, task_state="new"))
+        actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
+                             "request_id": ids.new_request(), "name": "new", "workflow": "new", "version": 2,
+                             "fence": fence, "state": "waiting", "step": "do", "host": host, "sent_at": 0}])
+    cloud.store.write(insert)
+    return Result(f"{action}/do/1", server, fence, "done")
+
+
+class Poison(Exception):
+    """What nobody foresaw."""
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str, victims: list[str]) -> None:
+    """This function of a step, or of the workflow, raises for these servers."""
+    story = WORKFLOWS[workflow]
+    owner: Any = story if step is None else story.steps[story.index(step)]
+    function = getattr(owner, part)
+
+    def fails(*arguments: Any) -> Any:
+        runs = [run for argument in arguments for run in (argument if isinstance(argument, list) else [argument])]
+        if any(getattr(getattr(run, "server", None), "id", None) in victims for run in runs):
+            raise Poison(part)
+        return function(*arguments)
+    changed = replace(owner, **{part: fails})
+    monkeypatch.setitem(WORKFLOWS, workflow, changed if step is None else replace(
+        story, steps=tuple(changed if one is owner else one for one in story.steps)))
+
+
+@contextmanager
+def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
+    """Somebody who does not answer any more holds the server's row: who would lock it waits so long, in vain. When
+    each of them began to wait."""
+    waits: list[float] = []
+    is_writing = [False]
+
+    def look(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("BEGIN"):
+            is_writing[0] = True
+        elif is_writing[0] and "FROM servers" in statement and server in parameters:
+            waits.append(cloud.time.monotonic())
+            cloud.time.pass_by(seconds)
+            raise errors.TooBusy
+
+    def end(connection: Any) -> None:
+        is_writing[0] = False
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", look)
+    for what in ("commit", "rollback"):
+        sa.event.listen(cloud.store.engine, what, end)
+    yield waits
+    sa.event.remove(cloud.store.engine, "before_cursor_execute", look)
+    for what in ("commit", "rollback"):
+        sa.event.remove(cloud.store.engine, what, end)
+
+
+# --- due actions ---
+def test_a_step_that_nobody_knows_holds_up_no_other_server(cloud: Cloud) -> None:
+    [old] = cloud.create(networks=[])
+    cloud.settle()
+    change(cloud, cloud.ask(old, "os-stop"), step="renamed_since")
+    others = cloud.create(5, networks=[])
+    for _ in range(3):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
+    assert cloud.show(old).task_state == states.POWERING_OFF
+
+
+@pytest.mark.parametrize("values", [{"data": ["no dictionary"]}, {"args": 7}, {"phase": "sideways"}, {"step": "build"}])
+def test_an_action_of_another_shape_holds_up_no_other_server(cloud: Cloud, values: dict[str, Any]) -> None:
+    bad, *others = cloud.create(6)
+    [action] = cloud.store.read(lambda tx: actions.list_for(tx, bad))
+    change(cloud, action.id, **values)
+    for _ in range(4):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
+
+
+@pytest.mark.parametrize("values", [{"flavor": {}}, {"image": {"unknown": 1}}, {"interfaces": [{}]},
+                                    {"scheduler_hints": 3}])
+def test_a_server_of_another_shape_holds_up_no_other(cloud: Cloud, values: dict[str, Any]) -> None:
+    bad, *others = cloud.create(4)
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == bad).values(values)))
+    for _ in range(4):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
+
+
+PARTS = [("create", "place", "propose"), ("create", "place", "apply"), ("create", "networks", "outside"),
+         ("create", "networks", "apply"), ("create", "networks", "needed"), ("create", "build", "command"),
+         ("create", "build", "done"), ("create", "plug", "needed"),
+         ("create", "place", "undo"), ("create", "networks", "undo"), ("create", "networks", "undo_outside"),
+         ("create", None, "failed")]
+BACK = ("undo", "undo_outside", "failed")
+
+
+@pytest.mark.parametrize(("workflow", "step", "part"), PARTS)
+def test_a_function_that_raises_holds_up_no_other(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
+                                                  step: str | None, part: str) -> None:
+    if part in BACK:
+        for host in cloud.hosts.values():
+            host.driver.script["ensure_guest"] = [Fail("It broke.")] * 6
+    bad, *others = cloud.create(6)
+    poison(monkeypatch, workflow, step, part, [bad])
+    for _ in range(8):
+        cloud.round()
+    ends = states.ERROR if part in BACK else states.ACTIVE
+    assert {cloud.show(server).vm_state for server in others} == {ends}
+    assert (cloud.show(bad).vm_state, cloud.show(bad).action is None) == (states.BUILDING, False)
+    ports = [port["device_id"] for port in cloud.networks.held.values()]
+    assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
+
+
+def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud: Cloud) -> None:
+    """One transaction for three servers fails once their ports are made: each has one port, as if nothing was."""
+    servers = cloud.create(3)
+    runner.advance(cloud.engine)
+    hit: list[str] = []
+
+    def once(workflow: str, step: str, where: str) -> None:
+        if (step, where) == ("networks", "written") and not hit:
+            hit.append(where)
+            raise Poison
+    cloud.engine.fault_point = once
+    before = cloud.networks.calls
+    runner.advance(cloud.engine, "network")
+    assert hit
+    creates = cloud.networks.calls - before
+    cloud.settle()
+    held = [port["device_id"] for port in cloud.networks.held.values()]
+    assert sorted(held) == sorted(servers)
+    assert creates == 3, "one call for each server, none of them twice"
+    assert cloud.findings() == []
+
+
+def test_a_lock_on_one_server_holds_the_others_up_for_a_moment(cloud: Cloud) -> None:
+    servers = cloud.create(6, networks=[])
+    cloud.settle()
+    for server in servers:
+        cloud.ask(server, "os-stop")
+    with locked(cloud, servers[2], 3) as waits:
+        begun = cloud.time.monotonic()
+        runner.advance(cloud.engine)
+        assert len({command.server for _, command in cloud.sent if command.verb == "ensure_stopped"}) == 5
+        assert cloud.time.monotonic() - begun < 7
+    assert waits
+    for _ in range(3):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in servers} == {states.STOPPED}
+
+
+def test_a_database_that_is_gone_is_asked_for_each_burst_only(cloud: Cloud) -> None:
+    """Nobody waits for it once for each server."""
+    cloud.create(20, networks=[])
+    asked: list[str] = []
+
+    def gone(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+        raise errors.NoStore
+
+    def cut(workflow: str, step: str, where: str) -> None:
+        if where == "proposed":
+            sa.event.listen(cloud.store.engine, "before_cursor_execute", gone)
+    cloud.engine.fault_point = cut
+    with pytest.raises(errors.Unavailable):
+        runner.advance(cloud.engine)
+    assert len(asked) <= 3
+    sa.event.remove(cloud.store.engine, "before_cursor_execute", gone)
+    cloud.engine.fault_point = lambda workflow, step, where: None
+    cloud.time.pass_by(20)
+    cloud.settle()
+
+
+# --- reports ---
+def test_a_command_that_cannot_be_made_again_cuts_no_host_off(cloud: Cloud) -> None:
+    stuck, other = cloud.create(2, host="h1", forced=True, networks=[])
+    cloud.settle()
+    cloud.lose = lambda kind: kind == "do"
+    bad = cloud.ask(stuck, "os-stop")
+    cloud.ask(other, "os-stop")
+    cloud.advance()
+    cloud.lose = lambda kind: False
+    change(cloud, bad, step="renamed_since")
+    for _ in range(10):
+        cloud.round()
+    assert cloud.hosts["h1"].agent.has_lease()
+    assert cloud.show(other).vm_state == states.STOPPED
+
+
+def test_a_result_of_a_newer_release_is_left_to_a_conductor_that_knows_it(cloud: Cloud) -> None:
+    new, other = cloud.create(2, host="h1", forced=True, networks=[])
+    cloud.settle()
+    agent = cloud.hosts["h1"].agent
+    result = foreign(cloud, new, "h1")
+    agent._results[result.key] = result
+    cloud.ask(other, "os-stop")
+    for _ in range(40):
+        cloud.round()
+    assert agent.has_lease() and not agent.has_news()
+    assert cloud.show(other).vm_state == states.STOPPED
+    assert cloud.show(new).task_state == "new"
+
+
+@pytest.mark.parametrize("bad", [
+    {"data": {"power_state": "?"}}, {"data": None}, {"status": ["done"]}, {"key": None}])
+def test_a_result_of_another_shape_costs_no_other(cloud: Cloud, bad: dict[str, Any]) -> None:
+    """Its host hears at once of the others that they were taken in."""
+    servers = cloud.create(4, host="h1", forced=True, networks=[])
+    cloud.advance()
+    host = cloud.hosts["h1"]
+    host.work()
+    results = host.agent._results
+    spoilt = next(key for key in results if results[key].server == servers[1])
+    results[spoilt] = replace(results[spoilt], **bad)
+    cloud.sync(host, ask=False)
+    assert [cloud.show(server).vm_state for server in servers] == [
+        states.BUILDING if server == servers[1] else states.ACTIVE for server in servers]
+    assert host.agent.has_lease() and not [key for key in results if key != spoilt]
+
+
+def test_a_domain_of_another_shape_costs_no_other(cloud: Cloud) -> None:
+    servers = cloud.create(3, host="h1", forced=True, networks=[])
+    cloud.settle()
+    agent = cloud.hosts["h1"].agent
+    told = [DomainState(server, states.SHUTDOWN, cloud.show(server).fence) for server in servers]
+    request = replace(agent.request(False, None, None), domains=[told[0], replace(told[1], power_state=[7]), told[2]])
+    [answer] = reports.handle(cloud.engine, [request])
+    assert not isinstance(answer, Exception) and answer.session == agent.session
+    assert [cloud.show(server).vm_state for server in servers] == [states.STOPPED, states.ACTIVE, states.STOPPED]
+
+
+def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud) -> None:
+    """Neither its inventory nor what it measures is understood."""
+    cloud.create(2, host="h2", forced=True, networks=[])
+    cloud.advance()
+    good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
+    good.work()
+    inventory = replace(bad.driver.inventory(), traits=7, cells=[3])
+    said = [replace(bad.agent.request(True, None, None), inventory=inventory, phases={"k/s/1": 9}, moved={"x": 3}),
+            good.agent.request(True, None, None)]
+    answers = reports.handle(cloud.engine, said)
+    assert [getattr(answer, "session", None) for answer in answers] == [bad.agent.session, good.agent.session]
+    assert len(answers[1].acknowledged) == 2                # type: ignore[union-attr]  # no exception: it has a session
+
+
+def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(cloud: Cloud,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    cloud.ask(server, "delete")
+    cloud.advance()
+    poison(monkeypatch, "delete", "remove", "apply", [server])
+    for _ in range(3):
+        cloud.round()
+    assert cloud.domains(server) == []
+    assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests)).all()) == []
+
+
+def test_a_lock_on_one_server_delays_no_report_of_others_twice(cloud: Cloud) -> None:
+    """Who waited once for its row does not wait again in the next seconds; its result comes again."""
+    servers = cloud.create(3, host="h1", forced=True, networks=[])
+    cloud.advance()
+    host, other = cloud.hosts["h1"], cloud.hosts["h2"]
+    host.work()
+    with locked(cloud, servers[0], 3) as waits:
+        said = [host.agent.request(True, None, None), other.agent.request(True, None, None)]
+        answers = reports.handle(cloud.engine, said)
+        assert [answer.session for answer in answers] == [host.agent.session, other.agent.session]  # type: ignore
+        assert [cloud.show(server).vm_state for server in servers] == [states.BUILDING, states.ACTIVE, states.ACTIVE]
+        before = len(waits)
+        assert before <= 4
+        reports.handle(cloud.engine, said)
+        assert len(waits) == before
+        host.agent.answered(said[0], answers[0])            # type: ignore[arg-type]  # it is an answer
+    cloud.time.pass_by(11)
+    for _ in range(3):
+        cloud.round()
+    assert cloud.show(servers[0]).vm_state == states.ACTIVE
+    assert cloud.findings() == []
