@@ -6,13 +6,15 @@ Called by ``conductor.reports``. A command that cannot be made again keeps no ot
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from common.models import Command
 from common.store import actions, guests
 from common.store.engine import Connection, Row
 from conductor import runner, steering
-from conductor.saga import Engine, Run, debt_command
+from conductor.endings import UNDO
+from conductor.saga import DEBT, Engine, Run, debt_command
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
@@ -21,8 +23,7 @@ AT_ONCE = 32                 #: commands re-sent to a host in one answer
 
 def forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
     """What a host should be doing that is none of the ``known`` keys and older than ``grace`` µs."""
-    rows = [row for row in actions.outstanding(tx, host, grace, AT_ONCE)
-            if f"{row.id}/{runner.name_in_key(row)}/{row.attempt}" not in known]
+    rows = actions.outstanding(tx, host, grace, AT_ONCE, _commands(known))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
     commands = []
     for row in rows:
@@ -35,11 +36,30 @@ def forgotten(tx: Connection, engine: Engine, host: str, session: int, known: se
             commands.append(command)
     if rows:
         actions.mark_sent(tx, [row.id for row in rows])
-    debts = [command for command in (debt_command(row.server_id, row.fence, session, row.keeps_files) for row in
-                                     guests.debts(tx, host, grace, AT_ONCE)) if command.key not in known]
+    debts = [debt_command(row.server_id, row.fence, session, row.keeps_files)
+             for row in guests.debts(tx, host, grace, AT_ONCE, _debts(known))]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
     return commands + debts + steering.on_host(tx, host, session)
+
+
+def _commands(known: Collection[str]) -> set[actions.CommandOf]:
+    """The keys of commands as the journal has them."""
+    parts = [key.split("/") for key in known]
+    return {(action, *(("undo", step.removeprefix(UNDO)) if step.startswith(UNDO) else ("do", step)), int(attempt))
+            for action, step, attempt in (three for three in parts if _is_key(three)) if action != DEBT}
+
+
+def _debts(known: Collection[str]) -> set[tuple[str, int]]:
+    """The debts among these keys: server and fence."""
+    parts = [key.split("/") for key in known]
+    return {(server, int(fence)) for action, server, fence in (three for three in parts if _is_key(three))
+            if action == DEBT}
+
+
+def _is_key(parts: list[str]) -> bool:
+    """Is it one that we made? Numbers that no column holds are none of ours."""
+    return len(parts) == 3 and parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 10
 
 
 def _made_again(engine: Engine, row: Row[Any], server: Row[Any], session: int) -> Command | None:

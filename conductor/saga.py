@@ -268,10 +268,13 @@ def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
             "created": moment(tx)}
 
 
+DEBT = "debt"                #: stands for the action in the key of a command that pays a debt
+
+
 def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
     """The command that asks a host to pay a debt; paying is a level, so the fence is its attempt."""
     args = {"keep_files": True} if keeps_files else {}
-    return Command("debt", server, fence, server, fence, session, "ensure_absent", args)
+    return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)
 
 
 Apply = Callable[[Connection, Engine, Sequence[Run]], None]

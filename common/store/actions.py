@@ -27,6 +27,7 @@ ENDED = ("done", "failed", "superseded")
 LONG_LEASE = 60 * SECOND     #: the same, where it calls a neighbour
 LIVE = ("due", "waiting")
 Values = dict[str, Any]
+CommandOf = tuple[str, str, str, int]    #: which command of an action: its id, phase, step and attempt
 
 
 def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_id: str, *, context: RequestContext,
@@ -198,11 +199,16 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
     insert_many(tx, events, [{**base, **row} for row in rows], *([] if all("at" in row for row in rows) else ["at"]))
 
 
-def outstanding(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:
-    """Actions whose command is at this host and was sent more than ``older_than`` µs ago."""
+def outstanding(tx: Connection, host: str, older_than: int, limit: int, known: Collection[CommandOf] = ()
+                ) -> list[Row[Any]]:
+    """Actions whose command is at this host and was sent more than ``older_than`` µs ago, but for those ``known``. One
+    that somebody works on just now is left out too."""
     query = sa.select(actions).where(actions.c.host == host, actions.c.state == "waiting",
                                      actions.c.sent_at <= now() - older_than)
-    return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit)))
+    if known:
+        query = query.where(sa.tuple_(actions.c.id, actions.c.phase, actions.c.step, actions.c.attempt).not_in(
+            sorted(known)))
+    return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit).with_for_update(skip_locked=True)))
 
 
 def waiting_in_vain(tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:

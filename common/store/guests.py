@@ -8,7 +8,7 @@ only licence to remove a domain. One that is ``kept`` is off, on a host that the
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -83,11 +83,15 @@ def pay(tx: Connection, paid: Iterable[tuple[str, str, int]]) -> set[str]:
     return {server for server, _ in struck}
 
 
-def debts(tx: Connection, host: str, older_than: int, limit: int) -> list[Row[Any]]:
-    """Debts of a host that were not sent within the last ``older_than`` µs."""
+def debts(tx: Connection, host: str, older_than: int, limit: int, known: Collection[tuple[str, int]] = ()
+          ) -> list[Row[Any]]:
+    """Debts of a host that were not sent within the last ``older_than`` µs, but for those ``known``: (server, fence).
+    One that somebody works on just now is left out too."""
     late = sa.or_(guests.c.sent_at.is_(None), guests.c.sent_at <= now() - older_than)
     query = sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT, late)
-    return list(tx.execute(query.order_by(guests.c.changed_at).limit(limit)))
+    if known:
+        query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
+    return list(tx.execute(query.order_by(guests.c.changed_at).limit(limit).with_for_update(skip_locked=True)))
 
 
 def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[Row[Any]]:
