@@ -16,24 +16,23 @@ from typing import Any
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.models import DomainState, Result, Sync, SyncAnswer
+from common.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.store import actions, fences, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
-from conductor import progress, report_parts, resend, runner
+from conductor import aside, progress, report_parts, resend, retries, runner
 from conductor.saga import Engine, Run
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 GRACE = 2 * SECOND           #: a command younger than this may still be on its way
 APART_AT_MOST = 10.0         #: seconds for reports that are taken in part by part
-ASIDE = 10.0                 #: seconds in which nothing is taken in of a server whose row was locked by somebody else
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it, or of the database
     that does not answer."""
     try:
-        answers, written = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
+        answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
@@ -43,6 +42,7 @@ def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception
         return [_handle_apart(engine, sync, until) for sync in syncs]
     engine.fault_point("sync", "reports", "committed")
     runner.send(engine, written)
+    _count(engine, failed)
     return list(answers)
 
 
@@ -62,10 +62,18 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
 def _answer_apart(engine: Engine, sync: Sync, session: int) -> SyncAnswer:
     """The answer; without commands when they are what cannot be told."""
     try:
-        return engine.store.write(lambda tx: _answer(tx, engine, sync, session))
+        answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
     except Exception:
         log.exception("what host %s should be doing cannot be told", sync.host)
-    return engine.store.write(lambda tx: _answer(tx, engine, sync, session, sends=False))
+        return engine.store.write(lambda tx: _answer(tx, engine, sync, session, sends=False))[0]
+    _count(engine, failed)
+    return answer
+
+
+def _count(engine: Engine, failed: resend.Failed) -> None:
+    """Commands that could not be made again."""
+    for row, problem in failed:
+        retries.count(engine, row, problem)
 
 
 def _session(tx: Connection, engine: Engine, sync: Sync) -> int:
@@ -79,7 +87,7 @@ def _absorb(engine: Engine, told: Sync, until: float) -> None:
     if engine.clock.monotonic() > until:
         return
     try:
-        heard = [report_parts.without(told, _aside(engine))]
+        heard = [report_parts.without(told, aside.servers(engine))]
         runner.send(engine, engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False))
         engine.store.write(lambda tx: _describe(tx, told))
     except Exception as problem:
@@ -92,34 +100,30 @@ def _absorb(engine: Engine, told: Sync, until: float) -> None:
 
 
 def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
-    """A thing that cannot be taken in is left out. Servers whose rows somebody holds locked are left out of the next
-    reports too, so that nobody waits for them again and again."""
+    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to being retries."""
     log.error("host %s told this, which is left out: %s", told.host, told)
     if isinstance(problem, errors.Unavailable):
-        engine.aside.update(dict.fromkeys(report_parts.servers_in(told), engine.clock.monotonic() + ASIDE))
+        aside.put(engine, report_parts.servers_in(told))
+        return
+    named = [result.key.split("/")[0] for result in told.results if isinstance(result.key, str)]
+    for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
+        retries.count(engine, row, problem)
 
 
-def _aside(engine: Engine) -> set[str]:
-    """Servers that are left out just now."""
-    for server, until in list(engine.aside.items()):
-        if engine.clock.monotonic() > until:
-            engine.aside.pop(server, None)
-    return set(engine.aside)
-
-
-def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[list[SyncAnswer], runner.Written]:
+def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]
+             ) -> tuple[list[SyncAnswer], runner.Written, resend.Failed]:
     """The transaction: hellos, then results, debts and news under the servers' locks, then the answers."""
     sessions = {sync.host: _hello(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
                 if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
-    aside = _aside(engine)
-    written = _settle(tx, engine, [report_parts.without(sync, aside) for sync in heard] if aside else heard)
+    locked = aside.servers(engine)
+    written = _settle(tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard)
     for sync in sorted(heard, key=lambda sync: sync.host):
         _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
-    return answers, written
+    return [answer for answer, _ in answers], written, [one for _, failed in answers for one in failed]
 
 
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
@@ -197,7 +201,9 @@ def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], he
         return None
     if result.status == "refused":
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
-        return None
+        run = Run(head, server, head.data)
+        retries.stumble(run, f"Host {head.host} refuses it: {result.error}", result.details, retries.REFUSALS)
+        return run
     if not runner.is_known(head):
         log.warning("host %s answers %s, which is left to a conductor that knows %s", head.host, result.key,
                     head.workflow)
@@ -298,16 +304,19 @@ def _stale_fences(tx: Connection, sync: Sync) -> dict[str, int]:
             if row.host == sync.host and row.action is None and told[row.id] < row.fence}
 
 
-def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True) -> SyncAnswer:
+def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
+            ) -> tuple[SyncAnswer, resend.Failed]:
     """What the agent may forget and what it should know; a stale session must say hello first. ``sends``: with the
     commands that it does not seem to know of."""
     if sync.session not in (0, session) or session == 0:
-        return SyncAnswer(session=0)
+        return SyncAnswer(session=0), []
     hello = sync.session == 0
     known = {*sync.working, *(result.key for result in sync.results)}
-    commands = []
+    commands: list[Command] = []
+    failed: resend.Failed = []
     if sends and (hello or sync.ask):
-        commands = resend.forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE)
+        commands, failed = resend.forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE)
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
                       guests=(guests.fences_on(tx, sync.host) if hello else {}) | _stale_fences(tx, sync) or None,
-                      stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else [])
+                      stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else []
+                      ), failed

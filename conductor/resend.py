@@ -19,18 +19,21 @@ from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
 AT_ONCE = 32                 #: commands re-sent to a host in one answer
+Failed = list[tuple[Row[Any], Exception]]    #: actions whose command could not be made, and why
 
 
-def forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int) -> list[Command]:
+def forgotten(tx: Connection, engine: Engine, host: str, session: int, known: set[str], grace: int
+              ) -> tuple[list[Command], Failed]:
     """What a host should be doing that is none of the ``known`` keys and older than ``grace`` µs."""
     rows = actions.outstanding(tx, host, grace, AT_ONCE, _commands(known))
     servers = actions.servers_of(tx, (row.server_id for row in rows)) if rows else {}
-    commands = []
+    commands, failed = [], []
     for row in rows:
         try:
             command = _made_again(engine, row, servers[row.server_id], session) if row.server_id in servers else None
-        except Exception:
+        except Exception as problem:
             log.exception("the command of action %s cannot be made again", row.id)
+            failed.append((row, problem))
             continue
         if command is not None:
             commands.append(command)
@@ -40,7 +43,7 @@ def forgotten(tx: Connection, engine: Engine, host: str, session: int, known: se
              for row in guests.debts(tx, host, grace, AT_ONCE, _debts(known))]
     if debts:
         guests.mark_sent(tx, host, [command.server for command in debts])
-    return commands + debts + steering.on_host(tx, host, session)
+    return commands + debts + steering.on_host(tx, host, session), failed
 
 
 def _commands(known: Collection[str]) -> set[actions.CommandOf]:

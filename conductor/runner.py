@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from common import errors
-from common.clock import SECOND
 from common.models import Command, Result
 from common.store import actions, allocations, hosts, migrations
 from common.store.engine import Connection, Row, now
+from conductor import aside, retries
 from conductor.endings import UNDO, fail, finish, is_skipped, undone
 from conductor.saga import Engine, Run, Step, Workflow
 from conductor.workflows import WORKFLOWS
@@ -56,7 +56,7 @@ READING = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() f
                  if step.reads_source)
 LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 OUTSIDE_STEPS = sorted(LANE_OF)
-SOON, NEIGHBOUR_AT_MOST, FAILING_AT_MOST = SECOND // 4, 4, 60     #: between two tries, first µs, then seconds
+NEIGHBOUR_AT_MOST, LOCKED_AT_MOST = 4, 60       #: seconds between two tries
 ENDS = ("done", "failed", "dead", "unknown")     #: statuses of results that end a command
 EACH_AT_MOST = 5.0           #: seconds in which actions of a burst that failed are written one by one
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
@@ -68,13 +68,16 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
     which: dict[str, Any] = ({"but": OUTSIDE_STEPS} if lane == INSIDE else
                              {"only": LANES[lane], "lease": engine.leases.get(lane, actions.LONG_LEASE)})
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
-    groups: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
+    groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
+    locked = aside.servers(engine)
     for row in rows:
+        alone = row.id if row.failures or row.server_id in locked else ""       # and after the others
         try:
-            groups[row.workflow, WORKFLOWS[row.workflow].index(row.step)].append(row)
+            groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
-            _stumble(engine, row, problem)
-    for (name, index), members in groups.items():
+            log.error("action %s cannot be advanced: %s", row.id, problem)
+            retries.count(engine, row, problem)
+    for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
         _burst(engine, WORKFLOWS[name], index, members, lane)
     return len(rows)
@@ -87,16 +90,18 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
     for row in rows:
         try:
             runs.append(Run(row, servers[row.server_id], dict(row.data)))
-        except (LookupError, TypeError, ValueError) as problem:        # no server, or its data are no dictionary
-            _stumble(engine, row, problem)
-    step = workflow.steps[index]
+        except (LookupError, TypeError, ValueError) as problem:
+            log.error("action %s has no server, or no data: %s", row.id, problem)
+            retries.count(engine, row, problem)
+    step, aborted = workflow.steps[index], [run for run in runs if "abort" in run.data]
+    runs = [run for run in runs if run not in aborted]
     if lane == INSIDE:
         runs = _propose(engine, workflow, step, runs)
-    else:
+    elif runs:
         runs = _call(engine, step, runs)
         engine.fault_point(workflow.name, step.name, "called")
-    if runs:
-        _commit(engine, workflow, index, runs, lane)
+    if runs or aborted:
+        _commit(engine, workflow, index, [*runs, *aborted], lane)
 
 
 def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
@@ -111,13 +116,13 @@ def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
-        _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
+        retries.postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
         return []
     except Exception as problem:
         log.exception("%s cannot be proposed for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
             return [proposed for run in runs for proposed in _propose(engine, workflow, step, [run])]
-        _stumble(engine, runs[0].action, problem)
+        retries.count(engine, runs[0].action, problem)
         return []
     return asking
 
@@ -141,9 +146,10 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
-            _postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
+            retries.postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
         else:
-            _stumble(engine, run.action, problem)
+            log.error("action %s cannot be advanced at step %s", run.action.id, step.name, exc_info=problem)
+            retries.count(engine, run.action, problem)
     return answered
 
 
@@ -161,18 +167,19 @@ def _commit(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run],
         if len(runs) > 1:
             _commit_each(engine, workflow, index, runs, lane)
         else:
-            _postpone(engine, [runs[0].action], NEIGHBOUR_AT_MOST)
+            aside.put(engine, [runs[0].server.id])
+            retries.postpone(engine, [runs[0].action], LOCKED_AT_MOST)
         return
     except errors.Unavailable as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
-        _postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
+        retries.postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
         return
     except Exception as problem:
         log.exception("%d actions of %s cannot be written", len(runs), workflow.name)
         if len(runs) > 1:
             _commit_each(engine, workflow, index, runs, lane)
         else:
-            _stumble(engine, runs[0].action, problem)
+            retries.count(engine, runs[0].action, problem)
         return
     engine.fault_point(workflow.name, workflow.steps[index].name, "committed")
     send(engine, written)
@@ -183,31 +190,9 @@ def _commit_each(engine: Engine, workflow: Workflow, index: int, runs: Sequence[
     until = engine.clock.monotonic() + EACH_AT_MOST
     for number, run in enumerate(runs):
         if engine.clock.monotonic() > until:
-            _postpone(engine, [left.action for left in runs[number:]], 0)
+            retries.postpone(engine, [left.action for left in runs[number:]], 0)
             return
         _commit(engine, workflow, index, [run], lane)
-
-
-def _stumble(engine: Engine, row: Row[Any], problem: Exception) -> None:
-    """An action that nobody foresaw to fail here is tried again, less and less often."""
-    log.error("action %s cannot be advanced at step %s of %s; it is tried again", row.id, row.step, row.workflow,
-              exc_info=problem)
-    _postpone(engine, [row], FAILING_AT_MOST)
-
-
-def _postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
-    """Look again soon; a failure that repeats is looked at less and less often, up to ``at_most`` seconds. Rows that
-    somebody else has locked are left to the end of their lease."""
-    def work(tx: Connection) -> None:
-        changes = {row.id: {"due_at": now() + min(at_most * SECOND, SOON * 2 ** min(row.sends, 8)),
-                            "sends": row.sends + 1, "owner": None, "lease_until": None}
-                   for row in actions.lock(tx, (row.id for row in rows)).values()
-                   if row.owner == engine.owner and row.state == "due"}
-        actions.update(tx, changes)
-    try:
-        engine.store.write(work, alone=False)
-    except errors.TooBusy as problem:
-        log.warning("%d actions wait for the end of their lease: %s", len(rows), problem)
 
 
 def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run], lane: str
@@ -228,10 +213,16 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
             lost.append(head.id)
     if lost:
         actions.let_go(tx, engine.owner, lost)
-    undoing = [run for run in runs if run.is_undoing]
-    going_on = [run for run in runs if not run.is_undoing]
-    for run in undoing:
-        undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
+    going_on = []
+    for run in runs:
+        if why := run.data.pop("abort", None):
+            run.fail(why)
+        if run.is_undoing:
+            undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
+        elif why:
+            fail(tx, engine, workflow, index, run)
+        else:
+            going_on.append(run)
     proceed(tx, engine, workflow, index, going_on, ready=lane)
     written = flush(tx, runs)
     engine.fault_point(workflow.name, workflow.steps[index].name, "written")
@@ -342,6 +333,8 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     for run in runs:
         if run.data != run.action.data:
             run.head["data"] = run.data
+        if run.head and run.action.failures and "failures" not in run.head:
+            run.head.update(failures=0, cause=None)
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])

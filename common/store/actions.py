@@ -3,8 +3,8 @@
 
 ``begin`` is the one door through which an action takes a server: under the server's lock it compares
 state and holder and raises the fence. The API calls ``begin``; the conductor's runner calls the rest.
-An action is *due* (a conductor should advance it from ``due_at`` on), *waiting* (its command is at a host)
-or ended: done, failed, superseded.
+An action is *due* (a conductor should advance it from ``due_at`` on), *waiting* (its command is at a host),
+*stuck* (an operator should look, see ``store.stuck``) or ended: done, failed, superseded.
 """
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from common.store.schema import actions, events, guests, heartbeats, servers, se
 LEASE = 15 * SECOND          #: how long a conductor's burst of work may take
 ENDED = ("done", "failed", "superseded")
 LONG_LEASE = 60 * SECOND     #: the same, where it calls a neighbour
-LIVE = ("due", "waiting")
+STUCK = "stuck"
+LIVE = ("due", "waiting", STUCK)
 Values = dict[str, Any]
 CommandOf = tuple[str, str, str, int]    #: which command of an action: its id, phase, step and attempt
 

@@ -122,9 +122,12 @@ def _progress(row: Any, view: View) -> Any:
 
 
 def _fault(row: Any, view: View) -> Any:
-    if row.fault is None or status(row) not in _FAULTY:
+    """Of what has failed; and, while an action is stuck, why it is, whatever the server's status."""
+    if row.fault is None or (row.action is None and status(row) not in _FAULTY):
         return OMITTED
     fault = loads(row.fault)
+    if status(row) not in _FAULTY and fault.get("action") != row.action:
+        return OMITTED
     body = {"code": fault["code"], "created": seconds(fault["created"]), "message": fault["message"]}
     if fault.get("details") and (view.is_admin or fault["code"] != 500):
         body["details"] = fault["details"]

@@ -26,6 +26,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("host", "restore"): ("deploy.cli.drain", "restore", "use a host again: take back a drain, or forced_down"),
     ("host", "evacuate"): ("deploy.cli.evacuate", "evacuate", "make the servers of a dead host again elsewhere"),
     ("host", "debts"): ("deploy.cli.debts", "debts", "show what is left on hosts that have not removed it yet"),
+    ("action", "list"): ("deploy.cli.actions", "listed", "show what is in hand of servers, or only what is stuck"),
+    ("action", "show"): ("deploy.cli.actions", "show", "show how far an action is and why it does not go on"),
+    ("action", "retry"): ("deploy.cli.actions", "retry", "let a stuck action go on where it stands"),
+    ("action", "abort"): ("deploy.cli.actions", "abort", "let a stuck action be undone, and fail"),
+    ("action", "settle"): ("deploy.cli.actions", "settle", "end a stuck action as failed; its server goes to ERROR"),
     ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
@@ -36,6 +41,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 #: words that only begin others -> what those are about
 NOUNS = {"database": "the database's schema: upgrade, version", "consoles": "consoles that are open: list, end",
          "host": "one host: drain, restore, evacuate, debts (hosts lists them all)",
+         "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
          "config": "the configuration file: sample, check"}
 
 
@@ -47,6 +53,7 @@ def _positive(text: str) -> int:
 
 _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
+_IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
 _DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
 _PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "default": 2, "metavar": "N",
                                                         "help": "so many servers at a time; default: 2"})
@@ -66,6 +73,9 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("host", "evacuate"): (_HOST, _DRY, _PARALLEL, (
         "--yes", {"action": "store_true", "help": "although many hosts are gone at once"})),
     ("host", "debts"): (("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}), _JSON),
+    ("action", "list"): (("--stuck", {"action": "store_true", "help": "only those that need an operator"}), _JSON),
+    ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
+    **{("action", way): (_IDS,) for way in ("retry", "abort", "settle")},
     ("explain",): (
         ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
         ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),

@@ -90,6 +90,20 @@ def test_a_fault_is_shown_for_error_only_and_its_details_to_admins(cloud: Cloud)
     assert "progress" not in cloud.call("GET", f"/servers/{server}").json["server"]
 
 
+def test_a_fault_is_shown_while_its_action_is_stuck(cloud: Cloud) -> None:
+    """Whatever the status; and not any more when another action has the server."""
+    server = cloud.create()
+    fault = {"code": 500, "message": "The stop is stuck.", "details": "LookupError", "created": 1_700_000_000_000_000,
+             "action": "a1", "before": None}
+    cloud.rest(server, task_state="powering-off", action="a1", fault=fault)
+    shown = cloud.call("GET", f"/servers/{server}").json["server"]
+    assert shown["fault"] == {"code": 500, "created": "2023-11-14T22:13:20Z", "message": "The stop is stuck."}
+    assert (shown["status"], shown["OS-EXT-STS:task_state"]) == ("ACTIVE", "powering-off")
+    for action in ("a2", None):
+        cloud.rest(server, action=action, fault=fault)
+        assert "fault" not in cloud.call("GET", f"/servers/{server}").json["server"]
+
+
 def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
     group = cloud.call("POST", "/os-server-groups", {"server_group": {"name": "g", "policies": ["soft-affinity"]}},
                        mv="2.15").json["server_group"]["id"]

@@ -2,8 +2,6 @@
 """What cannot be understood, or fails as nobody foresaw, holds up nothing else: no other server, no other host."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ from common.models import DomainState, Result
 from common.store import actions, schema
 from compute_agent.virt.memory import Fail
 from conductor import reports, runner
-from conductor.workflows import WORKFLOWS
+from tests.workflows.poison import Poison, change, locked, poison
 from tests.workflows.simulator import Cloud
 
 
@@ -24,12 +22,6 @@ def cloud(cloud: Cloud) -> Cloud:
     """Its hosts have said hello."""
     cloud.round()
     return cloud
-
-
-def change(cloud: Cloud, action: str, **values: Any) -> None:
-    """As if another release had written it."""
-    cloud.store.write(lambda tx: tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action).values(
-        **values)))
 
 
 def foreign(cloud: Cloud, server: str, host: str) -> Result:
@@ -44,52 +36,6 @@ def foreign(cloud: Cloud, server: str, host: str) -> Result:
                              "fence": fence, "state": "waiting", "step": "do", "host": host, "sent_at": 0}])
     cloud.store.write(insert)
     return Result(f"{action}/do/1", server, fence, "done")
-
-
-class Poison(Exception):
-    """What nobody foresaw."""
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str, victims: list[str]) -> None:
-    """This function of a step, or of the workflow, raises for these servers."""
-    story = WORKFLOWS[workflow]
-    owner: Any = story if step is None else story.steps[story.index(step)]
-    function = getattr(owner, part)
-
-    def fails(*arguments: Any) -> Any:
-        runs = [run for argument in arguments for run in (argument if isinstance(argument, list) else [argument])]
-        if any(getattr(getattr(run, "server", None), "id", None) in victims for run in runs):
-            raise Poison(part)
-        return function(*arguments)
-    changed = replace(owner, **{part: fails})
-    monkeypatch.setitem(WORKFLOWS, workflow, changed if step is None else replace(
-        story, steps=tuple(changed if one is owner else one for one in story.steps)))
-
-
-@contextmanager
-def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
-    """Somebody who does not answer any more holds the server's row: who would lock it waits so long, in vain. When
-    each of them began to wait."""
-    waits: list[float] = []
-    is_writing = [False]
-
-    def look(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if statement.startswith("BEGIN"):
-            is_writing[0] = True
-        elif is_writing[0] and "FROM servers" in statement and server in parameters:
-            waits.append(cloud.time.monotonic())
-            cloud.time.pass_by(seconds)
-            raise errors.TooBusy
-
-    def end(connection: Any) -> None:
-        is_writing[0] = False
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", look)
-    for what in ("commit", "rollback"):
-        sa.event.listen(cloud.store.engine, what, end)
-    yield waits
-    sa.event.remove(cloud.store.engine, "before_cursor_execute", look)
-    for what in ("commit", "rollback"):
-        sa.event.remove(cloud.store.engine, what, end)
 
 
 # --- due actions ---
@@ -182,6 +128,7 @@ def test_a_lock_on_one_server_holds_the_others_up_for_a_moment(cloud: Cloud) -> 
         assert len({command.server for _, command in cloud.sent if command.verb == "ensure_stopped"}) == 5
         assert cloud.time.monotonic() - begun < 7
     assert waits
+    cloud.time.pass_by(11)
     for _ in range(3):
         cloud.round()
     assert {cloud.show(server).vm_state for server in servers} == {states.STOPPED}

@@ -3,7 +3,8 @@
 
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
 something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
-guests have them, which nothing else would tell. What is merely old (debts, stuck work) is in ``ages``.
+guests have them, which nothing else would tell; and work that only an operator can bring on. What is merely old
+(debts, actions) is in ``ages``.
 Run it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where nothing moves.
 Hosts and network service are asked at another moment: callers repeat a finding of ``compare`` before they believe it.
 """
@@ -18,13 +19,14 @@ from sqlalchemy.engine import Connection, Row
 
 from common import states
 from common.clock import SECOND
-from common.store.actions import LIVE
+from common.store.actions import LIVE, STUCK
 from common.store.doctor import placement
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
 from common.store.guests import ABSENT, ARRIVING, HERE, KEPT
 from common.store.migrations import OPEN
 from common.store.schema import actions, guests, migrations, servers
+from common.store.stuck import overdue
 
 __all__ = ["Finding", "ages", "check", "compare", "compare_ports", "wanderers"]
 
@@ -101,8 +103,8 @@ def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterato
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
     """A server is held by exactly the one action that is live, under the same fence."""
     running = {row.id: row for row in tx.execute(sa.select(
-        actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at).where(
-        actions.c.state.in_(LIVE)))}
+        actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at, actions.c.workflow,
+        actions.c.step, actions.c.cause, overdue().label("overdue")).where(actions.c.state.in_(LIVE)))}
     for row in live.values():
         head = running.get(row.action) if row.action else None
         if row.action and head is None:
@@ -118,6 +120,12 @@ def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
             yield Finding("held-by-action", head.server_id, f"action {head.id} is {head.state} and does not hold it")
         if head.state == "due" and head.due_at is None:
             yield Finding("due", head.server_id, f"action {head.id} is due and nobody will look")
+        if head.state == STUCK:
+            yield Finding("stuck", head.server_id, f"{head.workflow} is stuck at {head.step or 'its beginning'}: "
+                                                   f"{head.cause} See: kilonova action show {head.id}")
+        elif head.overdue:
+            yield Finding("overdue", head.server_id, f"{head.workflow} is due at {head.step or 'its beginning'} and no "
+                          f"conductor takes it. Start one of its release, or: kilonova action settle {head.id}")
 
 
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
@@ -178,7 +186,8 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
     at = moment(tx)
     debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(
         sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at))]
-    waiting = [(row.server_id, f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}",
+    waiting = [(row.server_id, f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
+                               f"{', stuck' if row.state == STUCK else ''}",
                 (at - row.created_at) / SECOND) for row in tx.execute(
         sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at))]
     return {"debts": debts, "actions": waiting}

@@ -95,7 +95,7 @@ actions = Table(
     Column("attempt", Integer, nullable=False, server_default="1"),
     Column("data", Json, nullable=False),                     # what steps left for later steps
     Column("host", String(255)),                              # of the command in hand
-    time_column("sent_at"),
+    time_column("sent_at"),                                         # stuck: NULL unless its command is at a host
     Column("sends", Integer, nullable=False, server_default="0"),
     Column("owner", String(64)),
     time_column("lease_until"),
@@ -105,6 +105,9 @@ actions = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     time_column("finished_at"),
+    # added by 0007
+    Column("failures", Integer, nullable=False, server_default="0"),        # in a row, that nobody foresaw
+    Column("cause", Text),                                    # of the last of them, for the operator
     Index("ix_actions_due", "due_at"),
     Index("ix_actions_host", "host", "state"),
     Index("ix_actions_state", "state", "host"),               # 0004

@@ -11,7 +11,7 @@ from common.store import console_tokens, doctor, guests
 from common.store.engine import Store
 from deploy.cli.config import text
 from deploy.cli.doctor import ask_hosts, findings
-from deploy.cli.main import COMMANDS, main, parser
+from deploy.cli.main import ARGUMENTS, COMMANDS, main, parser
 from tests.schemas import upgrade
 
 SAMPLE = Path(__file__).resolve().parents[3] / "deploy/samples/kilonova.conf"
@@ -42,12 +42,14 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
-    options = parser().parse_args([*words, "node7"] if words[0] == "host" else words)
+    takes_one = any(name in ("host", "id") for name, _ in ARGUMENTS.get(words, ()))
+    options = parser().parse_args([*words, "node7"] if takes_one else words)
     assert callable(getattr(importlib.import_module(options.module), options.function))
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["hosts"], ["status"], ["explain", "--flavor", "x"],
                                    ["consoles", "list"], ["database", "version"], ["host", "debts"],
+                                   ["action", "list"], ["action", "show", "a"], ["action", "retry", "a"],
                                    ["host", "restore", "a"], ["host", "drain", "a"], ["host", "evacuate", "a"]],
                          ids=" ".join)
 def test_who_only_looks_makes_no_database(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

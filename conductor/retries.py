@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried again, and what has been tried often enough: it is stuck, visible, and left to an operator.
+
+What waits for a neighbour, a host or a lock is postponed; that is no failure. What fails where nobody foresaw it is
+counted: ``stumble`` in the transaction of a run, ``count`` in one of its own. Called by ``conductor.runner`` and
+``conductor.reports``.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from common import errors
+from common.clock import SECOND
+from common.store import actions
+from common.store.engine import Connection, Row, now
+from conductor.saga import Engine, Run
+
+log = logging.getLogger(__name__)
+TRIES = 10                   #: unforeseen failures in a row: about three minutes of a due action
+REFUSALS = 120               #: answers of a host that it cannot do this yet: about ten minutes
+SOON, AT_MOST = SECOND // 4, 60 * SECOND     #: before the next try, µs
+UNFORESEEN = "an unforeseen failure, again and again."
+
+
+def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
+    """Look again soon; what waits long is looked at less and less often, up to ``at_most`` seconds. Rows that somebody
+    else has locked are left to the end of their lease.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    def work(tx: Connection) -> None:
+        actions.update(tx, {row.id: {"due_at": now() + min(at_most * SECOND, _pause(row.sends)), "sends": row.sends + 1,
+                                     "owner": None, "lease_until": None}
+                            for row in actions.lock(tx, (row.id for row in rows)).values()
+                            if row.owner == engine.owner and row.state == "due"})
+    try:
+        engine.store.write(work, alone=False)
+    except errors.TooBusy as problem:
+        log.warning("actions stay leased for a while: %s", problem)
+
+
+def _pause(before: int) -> int:
+    """µs before the next try, after so many."""
+    return SOON << min(before, 8)
+
+
+def stumble(run: Run, text: str, details: str, tries: int) -> None:
+    """Count a failure; the last one of ``tries`` in a row makes the action stuck. ``text`` is safe for the tenant,
+    ``details`` are for the operator."""
+    row, cause = run.action, f"{text} {details}".strip()
+    run.head.update(failures=row.failures + 1, cause=cause)
+    if row.failures + 1 < tries:
+        return
+    waits, step = row.state == "waiting", row.step or "begin"
+    told = (f"The {row.name} is stuck at its step {step}: {text} Ask the operator, who sees it as action {row.id} and "
+            "can let it go on or end it.")
+    run.head.update(state=actions.STUCK, due_at=None, owner=None, lease_until=None,
+                    sent_at=row.sent_at if waits else None)
+    run.note(step, "stuck", row.host if waits else None, told, cause)
+    run.set(fault={"code": 500, "message": told, "details": cause, "created": row.locked_at, "action": row.id,
+                   "before": getattr(run.server, "fault", None)})
+    log.error("action %s of server %s is stuck at step %s of %s; see kilonova action show %s: %s", row.id,
+              row.server_id, step, row.workflow, row.id, cause)
+
+
+def count(engine: Engine, row: Row[Any], problem: Exception) -> None:
+    """Count an unforeseen failure of this action, if it still stands where it failed. One that is due is tried again,
+    less and less often; a command is sent again with its host's next report."""
+    def work(tx: Connection) -> None:
+        server = actions.lock_servers(tx, [row.server_id]).get(row.server_id)
+        head = actions.lock(tx, [row.id]).get(row.id)
+        if head is None or _place(head) != _place(row) or (head.state == "due" and head.owner != engine.owner):
+            return
+        run: Any = Run(head, server, head.data)     # type: ignore[arg-type]  # there may be no server any more
+        if head.state == "due":
+            run.head.update(due_at=now() + min(AT_MOST, _pause(head.failures)), sends=head.sends + 1, owner=None,
+                            lease_until=None)
+        stumble(run, UNFORESEEN, f"{type(problem).__name__}: {problem}", TRIES)
+        actions.update(tx, {head.id: run.head})
+        actions.append(tx, run.events)
+        if run.changes and server is not None and server.action == head.id:
+            actions.update_servers(tx, {server.id: run.changes})
+    try:
+        engine.store.write(work, alone=False)
+    except errors.TooBusy as busy:
+        log.warning("a failure of action %s is not counted: %s", row.id, busy)
+
+
+def _place(action: Row[Any]) -> tuple[Any, ...]:
+    return action.state, action.workflow, action.step, action.phase, action.attempt

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fails again and again is stuck: seen by its tenant and its operator, polled no more, and there are ways out."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from common import errors, states
+from common.store import actions, doctor, schema, stuck
+from compute_agent.virt.memory import Fail
+from conductor import retries, runner
+from tests.workflows.poison import change, poison
+from tests.workflows.simulator import Cloud
+
+
+@pytest.fixture
+def cloud(cloud: Cloud) -> Cloud:
+    """Its hosts have said hello."""
+    cloud.round()
+    return cloud
+
+
+def last(cloud: Cloud, server: str) -> Any:
+    return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+
+
+def until_stuck(cloud: Cloud, server: str, rounds: int = 40) -> Any:
+    """Time goes by until nobody tries any more; the action."""
+    for _ in range(rounds):
+        cloud.round()
+        if last(cloud, server).state == actions.STUCK:
+            return last(cloud, server)
+        cloud.time.pass_by(10)
+    raise AssertionError(f"not stuck: {last(cloud, server)}")
+
+
+def renamed(cloud: Cloud) -> str:
+    """A server whose stop stands at a step that this release does not know."""
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    change(cloud, cloud.ask(server, "os-stop"), step="renamed_since")
+    return server
+
+
+def test_what_cannot_be_understood_is_stuck_and_says_so(cloud: Cloud) -> None:
+    server = renamed(cloud)
+    row = until_stuck(cloud, server)
+    assert (row.failures, row.due_at, row.owner, row.lease_until) == (retries.TRIES, None, None, None)
+    assert "stop has no step renamed_since in this release" in row.cause
+    shown = cloud.show(server)
+    assert (shown.vm_state, shown.task_state, shown.action) == (states.ACTIVE, states.POWERING_OFF, row.id)
+    assert "The stop is stuck at its step renamed_since" in shown.fault["message"]
+    assert "LookupError" not in shown.fault["message"] and "LookupError" in shown.fault["details"]
+    event = cloud.store.read(lambda tx: actions.events_of(tx, row.id))[-1]
+    assert (event.event, event.message) == ("stuck", shown.fault["message"])
+    [finding] = cloud.findings()
+    assert (finding.invariant, finding.subject) == ("stuck", server)
+    assert f"kilonova action show {row.id}" in finding.text
+
+
+def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
+    server = renamed(cloud)
+    until_stuck(cloud, server)
+    executed: list[str] = []
+
+    def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        executed.append(statement)
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
+    cloud.time.pass_by(3600)
+    lanes = [runner.INSIDE, *runner.LANES]
+    assert [runner.advance(cloud.engine, lane) for lane in lanes] == [0] * len(lanes)
+    assert len(executed) == 2 * len(lanes), "each begins a transaction and looks"
+
+
+def test_a_failure_now_and_then_is_none_that_repeats(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    [server] = cloud.create()
+    with monkeypatch.context() as patch:
+        poison(patch, "create", "place", "apply", [server])
+        for _ in range(4):
+            cloud.round()
+            cloud.time.pass_by(2)
+        assert 1 < last(cloud, server).failures < retries.TRIES
+    cloud.time.pass_by(60)
+    cloud.settle()
+    assert (last(cloud, server).state, last(cloud, server).failures, last(cloud, server).cause) == ("done", 0, None)
+    assert cloud.findings() == []
+
+
+WHERE = [("place", "propose"), ("place", "apply"), ("networks", "outside"), ("networks", "apply"), ("build", "command"),
+         ("build", "done"), (None, "failed"), ("networks", "undo_outside"), ("place", "undo")]
+
+
+@pytest.mark.parametrize(("step", "part", "way"), [
+    (*where, way) for where in WHERE for way in ("retry", "abort", "settle", "delete")
+    if (where[1], way) != ("undo_outside", "abort")])
+def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None,
+                                              part: str, way: str) -> None:
+    """Wherever it is stuck. Who retries or aborts has mended what was wrong; the others need not."""
+    back = part in ("failed", "undo", "undo_outside")
+    if back:
+        for host in cloud.hosts.values():
+            host.driver.script["ensure_guest"] = [Fail("It broke.")]
+    [server] = cloud.create()
+    with monkeypatch.context() as patch:
+        poison(patch, "create", step, part, [server])
+        row = until_stuck(cloud, server)
+        if way == "settle":
+            cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+            assert cloud.show(server).fault["message"] == "It was given up."
+        if way in ("settle", "delete"):
+            cloud.ask(server, "delete")
+            cloud.settle()
+    if way == "retry":
+        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+        assert "stuck" not in str(cloud.show(server).fault)
+    if way == "abort":
+        cloud.store.write(lambda tx: stuck.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+    cloud.time.pass_by(15)
+    cloud.settle()
+    ends = {"retry": states.ERROR if back else states.ACTIVE, "abort": states.ERROR}.get(way, states.DELETED)
+    shown = cloud.show(server)
+    assert (shown.vm_state, shown.task_state, shown.action) == (ends, None, None)
+    if way == "abort":
+        assert "An operator has ended it." in shown.fault["message"]
+        assert (shown.host, cloud.domains(server), list(cloud.networks.held)) == (None, [], [])
+    assert cloud.findings() == []
+
+
+def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in cloud.hosts.values():
+        host.driver.script["ensure_guest"] = [Fail("It broke.")]
+    [server] = cloud.create()
+    poison(monkeypatch, "create", "networks", "undo_outside", [server])
+    row = until_stuck(cloud, server)
+    cloud.store.write(lambda tx: stuck.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+    cloud.settle()
+    shown = cloud.show(server)
+    assert (shown.vm_state, shown.host, cloud.domains(server)) == (states.ERROR, None, [])
+    assert "It broke.; and it could not be undone: networks: An operator has ended it." in shown.fault["message"]
+    cloud.ask(server, "delete")
+    cloud.settle()
+    assert (list(cloud.networks.held), cloud.findings()) == ([], [])
+
+
+def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
+        cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest is not made twice."""
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    with monkeypatch.context() as patch:
+        poison(patch, "create", "build", "done", [server])
+        row = until_stuck(cloud, server)
+    assert (row.host, row.sent_at is None) == ("h1", False)
+    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    cloud.time.pass_by(5)
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert [call[0] for call in cloud.hosts["h1"].driver.calls].count("ensure_guest") == 1
+    assert cloud.findings() == []
+
+
+@pytest.mark.parametrize("way", [stuck.retry, lambda tx, key: stuck.settle(tx, key, "why"),
+                                 lambda tx, key: stuck.abort(tx, key, "why", lambda row: None)])
+def test_a_way_out_is_for_what_is_stuck_and_holds_its_server(cloud: Cloud, way: Any) -> None:
+    with pytest.raises(errors.NotFound):
+        cloud.store.write(lambda tx: way(tx, "none"))
+    server = renamed(cloud)
+    with pytest.raises(errors.Conflict, match="is due, not stuck"):
+        cloud.store.write(lambda tx: way(tx, last(cloud, server).id))
+    row = until_stuck(cloud, server)
+    cloud.ask(server, "delete")
+    with pytest.raises(errors.Conflict, match="is superseded, not stuck"):
+        cloud.store.write(lambda tx: way(tx, row.id))
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.DELETED
+
+
+def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> None:
+    """After a newer release was taken back."""
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    action = cloud.ask(server, "os-stop")
+    change(cloud, action, version=2)
+    cloud.round()
+    assert cloud.findings() == []
+    cloud.time.pass_by(700)
+    [finding] = cloud.store.read(doctor.check)
+    assert finding.invariant == "overdue" and f"kilonova action settle {action}" in finding.text
+    assert [row.id for row in cloud.store.read(lambda tx: stuck.listed(tx, only_stuck=True))] == [action]
+    cloud.store.write(lambda tx: stuck.settle(tx, action, "It was given up."))
+    assert (cloud.show(server).vm_state, cloud.findings()) == (states.ERROR, [])
+    cloud.ask(server, "os-stop")
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.STOPPED
+
+
+def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
+    server = renamed(cloud)
+    row = until_stuck(cloud, server)
+    cloud.store.write(lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server)))
+    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+    assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
