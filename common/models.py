@@ -175,6 +175,11 @@ class HostInventory:
     facts: JSON = field(default_factory=dict)
 
 
+#: Verbs that move whole disks, and so weigh on the disk and the network of their host; the agent's table declares them.
+COPYING = frozenset(("ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "resize_here",
+                     "prepare_arrival", "live_migrate"))
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One verb for one server on one host. ``key`` says which command it is: (action, step, attempt).

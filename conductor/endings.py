@@ -41,8 +41,8 @@ def undo_from(tx: Connection, engine: Engine, workflow: Workflow, index: int, ru
         if step.undo_command and host:
             verb, args = step.undo_command(engine, run)
             run.command(host, UNDO + step.name, verb, args)
-            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=host, sent_at=now(),
-                            sends=1, owner=None, lease_until=None, data=run.data)
+            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=host, verb=verb,
+                            sent_at=now(), sends=1, owner=None, lease_until=None, data=run.data)
             return
         if step.undo_outside:
             run.due(step.name, phase="undo")

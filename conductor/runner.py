@@ -298,8 +298,8 @@ def _start(tx: Connection, engine: Engine, step: Step, runs: Sequence[Run]) -> N
         verb, args = step.command(engine, run)
         run.note(step.name, "started", host)
         run.command(host, step.name, verb, args)
-        run.head.update(state="waiting", due_at=None, step=step.name, host=host, sent_at=now(), sends=1,
-                        owner=None, lease_until=None)
+        run.head.update(state="waiting", due_at=None, step=step.name, host=host, verb=verb, sent_at=now(),
+                        sends=1, owner=None, lease_until=None)
     if step.before and placed:
         step.before(tx, placed)
 

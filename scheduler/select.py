@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from operator import attrgetter
 
@@ -27,9 +27,8 @@ from scheduler.weighers import Weigher
 
 log = logging.getLogger(__name__)
 NAMED = 1000     # most hosts that one selection names, so that an answer stays small
-_WANTED = attrgetter("project_id", "resources", "group", "availability_zone", "flavor", "image_id", "image_properties",
-                     "required_traits", "forbidden_traits", "force_host", "requested_host", "excluded", "hints",
-                     "is_rebuild", "holds_on", "holds")
+#: All that a request asks for, but for the server's name.
+_WANTED = attrgetter(*(field.name for field in fields(RequestSpec) if field.name != "server"))
 
 
 @dataclass(frozen=True, slots=True)

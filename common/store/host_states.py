@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from common.models import COPYING
 from common.store.engine import now
 from common.store.schema import (
     actions,
@@ -36,9 +37,6 @@ from common.store.schema import (
 Rows = Sequence[Any]
 Which = sa.ColumnElement[bool]
 
-#: Workflows that weigh on the disk and the network of the host that works on them.
-HEAVY = ("create", "rebuild", "snapshot", "backup", "shelve", "offload", "unshelve", "unshelve_here", "resize",
-         "migrate", "live_migrate", "evacuate")
 MOST_PLACES = 64        #: servers that the hints of one request can ask for
 
 
@@ -178,9 +176,9 @@ def metrics(tx: Connection, since: int) -> Rows:
 
 
 def working(tx: Connection) -> dict[str, int]:
-    """Host -> how many actions it works on that weigh on its disk and network."""
+    """Host -> how many commands it has in hand that weigh on its disk and network."""
     rows = tx.execute(sa.select(actions.c.host, sa.func.count()).where(
-        actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.workflow.in_(HEAVY)).group_by(
+        actions.c.state == "waiting", actions.c.host.is_not(None), actions.c.verb.in_(COPYING)).group_by(
             actions.c.host))
     return {row[0]: row[1] for row in rows}
 

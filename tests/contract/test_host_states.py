@@ -119,16 +119,17 @@ def test_groups_places_work_measures_and_images(store: Store, look: Callable[...
                 id=name, name=name, hostname=name, vm_state="active", host="a", image_id="i", flavor={}, flavor_id="1",
                 image={"id": "i", "properties": {"os_distro": "debian"}}, vcpus=1, memory_mb=1, disk_gb=1, meta={},
                 tags=[], scheduler_hints={}, security_groups=[], reservation_id="r", **common))
-        tx.execute(sa.insert(schema.actions).values(
-            id="1", server_id="x", request_id="r", name="create", workflow="create", version=1, args={}, fence=1,
-            state="waiting", data={}, host="a", **common))
+        for number, verb in enumerate(("ensure_guest", "ensure_stopped", "rescue")):
+            tx.execute(sa.insert(schema.actions).values(
+                id=str(number), server_id="x", request_id="r", name="create", workflow="create", version=1, args={},
+                fence=1, state="waiting", data={}, host="a", verb=verb, **common))
         tx.execute(sa.update(schema.hosts).values(metrics={"cpu.percent": 0.25}, metrics_at=now()))
         tx.execute(sa.update(schema.providers).values(changed_at=now()))
     store.write(fill)
     found = look(RequestSpec("y", "p", {}, group=group, hints={"same_host": ["x", "z"]}))
     assert (found.groups[group].most, found.groups[group].members) == (3, {0: 1})
     assert found.places_by_project == {"p": {"x": "a"}}
-    assert (found.servers.tolist(), found.working.tolist()) == ([2], [1])
+    assert (found.servers.tolist(), found.working.tolist()) == ([2], [2])
     assert found.metrics["cpu.percent"].tolist() == [0.25]
     assert [(one.properties, one.counts.tolist()) for one in found.images] == [({"os_distro": "debian"}, [2])]
 

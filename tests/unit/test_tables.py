@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from common import states
+from common.models import COPYING
 from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
 from compute_agent.verbs import VERBS
 from conductor import runner
@@ -181,3 +182,7 @@ def test_a_steps_name_belongs_to_one_lane() -> None:
 @pytest.mark.parametrize("name", sorted(VERBS))
 def test_a_verb_that_is_done_once_may_not_insist(name: str) -> None:
     assert not (VERBS[name].once and VERBS[name].insists)
+
+
+def test_the_scheduler_counts_the_verbs_that_copy() -> None:
+    assert {name for name, verb in VERBS.items() if verb.copies} == COPYING

@@ -6,7 +6,7 @@ import pytest
 
 from common import errors, states
 from common.context import RequestContext
-from common.store import actions, at_once
+from common.store import actions, at_once, host_states
 from compute_agent.sync import LEASE, START
 from compute_agent.virt.memory import Fail
 from conductor import runner
@@ -102,8 +102,6 @@ def test_many_creates_are_one_round(cloud: Cloud) -> None:
     assert sorted(messages) == ["h1", "h2"]
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
     assert cloud.findings() == []
-
-
 
 
 @pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
@@ -269,3 +267,14 @@ def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> N
     assert running_on(cloud, server) == []
     cloud.settle()
     assert running_on(cloud, server) == [host.name], "once a conductor is heard it is"
+
+
+@pytest.mark.parametrize(("workflow", "number"), [("rescue", 1), ("snapshot", 1), ("stop", 0)])
+def test_who_moves_whole_disks_is_counted_at_its_host(cloud: Cloud, workflow: str, number: int) -> None:
+    trial = trial_of(cloud, workflow)
+    trial.begin()
+    cloud.advance()
+    host = cloud.show(trial.server).host
+    assert cloud.store.read(host_states.working) == ({host: number} if number else {})
+    cloud.settle()
+    assert cloud.store.read(host_states.working) == {}

@@ -108,6 +108,7 @@ actions = Table(
     # added by 0007
     Column("failures", Integer, nullable=False, server_default="0"),        # in a row, that nobody foresaw
     Column("cause", Text),                                    # of the last of them, for the operator
+    Column("verb", String(32)),                               # of the command in hand
     Index("ix_actions_due", "due_at"),
     Index("ix_actions_host", "host", "state"),
     Index("ix_actions_state", "state", "host"),               # 0004

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import Field, fields, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models import Device, Fitting, Flavor, RequestSpec, Selection
 from scheduler.columns import seed
 from scheduler.filters import Check, Filters
-from scheduler.select import Options, examine
+from scheduler.select import Options, _batches, examine
 from scheduler.select import select as choose
 from scheduler.snapshot import Group, Parts, Snapshot, Stock
 from tests.unit.scheduler.conftest import options
@@ -264,3 +265,14 @@ def test_forced_hosts_pass_filters_that_requested_ones_do_not(make_columns: Make
     forced, requested = select(hosts, [request(force_host="host0"), request(requested_host="host0")], DEFAULT)
     assert forced.hosts == ["host0"]
     assert requested.reason == "2 hosts: 1 not the requested host, 1 disabled"
+
+
+OTHERS = {"str": "other", "dict[str, int]": {"VCPU": 2}, "dict[str, str]": {"a": "b"}, "list[str]": ["T"], "bool": True,
+          "JSON": {"hint": 1}, "Flavor | None": Flavor("1", "f", 1, 1, 1), "str | None": "other"}
+
+
+@pytest.mark.parametrize("field", fields(RequestSpec), ids=lambda field: field.name)
+def test_requests_that_differ_in_anything_but_the_server_are_no_batch(field: Field[object]) -> None:
+    spec = request()
+    other = replace(spec, **{field.name: OTHERS[str(field.type)]})        # type: ignore[arg-type]  # of its type
+    assert len(_batches([spec, spec, other])) == (1 if field.name == "server" else 2)
