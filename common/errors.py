@@ -118,7 +118,13 @@ class NotImplementedHere(Problem):
 
 
 class Unavailable(Problem):
+    """``wait``: seconds before which it is of no use to ask again, as who is asked has said."""
+
     status, kind, retryable = 503, "serviceUnavailable", True
+
+    def __init__(self, text: str, wait: float = 0) -> None:
+        super().__init__(text)
+        self.wait = wait
 
 
 class NoAnswer(Unavailable):

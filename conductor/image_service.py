@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import errors
 from common.clients.identity import Identity
 from common.clients.image import Client
 from common.models import ImageRef
@@ -20,10 +19,7 @@ class ImageService:
         self._client().create(record, self._token())
 
     def show(self, image_id: str) -> ImageRef:
-        try:
-            return self._client().show(image_id, self._token()).ref
-        except errors.BadRequest as problem:
-            raise errors.NotFound(f"Image {image_id} could not be found.") from problem
+        return self._client().look(image_id, self._token()).ref
 
     def delete(self, image_id: str) -> None:
         self._client().delete(image_id, self._token())

@@ -24,16 +24,16 @@ SOON, AT_MOST = SECOND // 4, 60 * SECOND     #: before the next try, µs
 UNFORESEEN = "an unforeseen failure, again and again."
 
 
-def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int) -> None:
-    """Look again soon; what waits long is looked at less and less often, up to ``at_most`` seconds. Rows that somebody
-    else has locked are left to the end of their lease.
+def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float = 0) -> None:
+    """Look again soon, but not within ``wait`` seconds; what waits long is looked at less and less often, up to
+    ``at_most`` seconds. Rows that somebody else has locked are left to the end of their lease.
 
     Raises:
         Unavailable: the database does not answer.
     """
     def work(tx: Connection) -> None:
-        actions.update(tx, {row.id: {"due_at": now() + min(at_most * SECOND, _pause(row.sends)), "sends": row.sends + 1,
-                                     "owner": None, "lease_until": None}
+        actions.update(tx, {row.id: {"due_at": now() + max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends))),
+                                     "sends": row.sends + 1, "owner": None, "lease_until": None}
                             for row in actions.lock(tx, (row.id for row in rows)).values()
                             if row.owner == engine.owner and row.state == "due"})
     try:

@@ -146,7 +146,7 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
-            retries.postpone(engine, [run.action], NEIGHBOUR_AT_MOST)
+            retries.postpone(engine, [run.action], NEIGHBOUR_AT_MOST, problem.wait)
         else:
             log.error("action %s cannot be advanced at step %s", run.action.id, step.name, exc_info=problem)
             retries.count(engine, run.action, problem)

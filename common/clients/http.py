@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process's way to a neighbour over HTTP, shared by the clients of this package.
 
-A neighbour that cannot be reached, does not answer in time or fails inside is ``Unavailable``: what became of the
-request is not known. After three such answers in a row the *breaker* is open: for two seconds nothing is even tried,
-so that a dead neighbour costs its callers no time. keystoneauth is imported at first use.
+A neighbour that cannot be reached, does not answer in time, fails inside or says "not now" is ``Unavailable``: what
+became of the request is not known, and it is made again later. Any other refusal is definite. Which status means what
+is said here and nowhere else. After three failures in a row the *breaker* is open: for two seconds nothing is even
+tried, so that a dead neighbour costs its callers no time. keystoneauth is imported at first use.
 """
 from __future__ import annotations
 
@@ -16,6 +17,32 @@ from typing import Any
 from common import errors
 
 FAILURES, PAUSE = 3, 2.0
+MAX_WAIT_SECONDS = 10.0     #: of what a neighbour may ask for with Retry-After
+
+#: Refusals that another try may not meet: time-out, locked, too early, too many requests.
+NOT_NOW = frozenset((408, 423, 425, 429))
+#: What is refused for good, by status; every other one is a Conflict.
+REFUSALS: Mapping[int, type[errors.Problem]] = {
+    400: errors.BadRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.NotFound,
+    409: errors.Conflict, 410: errors.NotFound, 413: errors.TooLarge}
+
+
+def is_not_now(status: int) -> bool:
+    """Says this status nothing of the request itself, so that it is to be made again later?"""
+    return status >= 500 or status in NOT_NOW
+
+
+def kind_of(status: int) -> type[errors.Problem]:
+    """What a status that is no success means. A redirection that led nowhere is no answer of the service."""
+    if is_not_now(status) or status < 400:
+        return errors.Unavailable
+    return REFUSALS.get(status, errors.Conflict)
+
+
+def wait_of(answer: Any) -> float:
+    """The seconds that an answer's Retry-After asks for, within bounds."""
+    told = str(answer.headers.get("Retry-After", "")).strip()
+    return min(float(told), MAX_WAIT_SECONDS) if told.isascii() and told.isdigit() else 0.0
 
 
 @dataclass
@@ -61,10 +88,10 @@ class Http:
 
     def send(self, method: str, url: str, token: str, *, headers: Mapping[str, str] | None = None,
              refusal: Callable[[Any], bool] = lambda answer: False, **more: Any) -> Any:
-        """The answer, whatever its status below 500; above, one that is a ``refusal`` in spite of its status.
+        """The answer, unless its status means "not now"; also then, where it is a ``refusal`` in spite of its status.
 
         Raises:
-            Unavailable: there is none, or the neighbour failed inside.
+            Unavailable: there is none, the neighbour failed inside, or it does not want to be asked now.
         """
         from keystoneauth1 import exceptions
         if self.breaker.is_open():
@@ -76,10 +103,11 @@ class Http:
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.heard(answered=False)
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.") from problem
-        failed = answer.status_code >= 500 and not refusal(answer)
-        self.breaker.heard(answered=not failed)
-        if failed:
-            raise errors.Unavailable(f"The {self.name} answered {answer.status_code}; try again later.")
+        counts = not is_not_now(answer.status_code) or refusal(answer)
+        self.breaker.heard(answered=counts or answer.status_code < 500)
+        if not counts:
+            raise errors.Unavailable(f"The {self.name} answered {answer.status_code}; try again later.",
+                                     wait_of(answer))
         return answer
 
     def _http(self) -> Any:

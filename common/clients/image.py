@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from common import errors
-from common.clients.http import Http
+from common.clients.http import Http, kind_of
 from common.models import ImageRef
 
 CHUNK = 1024 * 1024
@@ -88,26 +88,38 @@ class Client:
             until, image = self._found.get(key, (0.0, None))
         if image is not None and self.monotonic() < until:
             return image
-        answer = self._get(f"/v2/images/{image_id}", token)
-        if answer.status_code in (400, 403, 404):
-            raise errors.BadRequest(f"Can not find requested image {image_id}.")
-        _check(answer)
-        image = image_of(answer.json())
+        try:
+            image = self.look(image_id, token)
+        except (errors.BadRequest, errors.NotFound, errors.Forbidden) as problem:
+            raise errors.BadRequest(f"Can not find requested image {image_id}.") from problem
         if image.status == "active" and self.cache_seconds:
             self._remember(key, image)
         return image
+
+    def look(self, image_id: str, token: str) -> Image:
+        """The same for Kilonova's own user, who must tell an image that is gone from a role that it has not.
+
+        Raises:
+            NotFound: there is none. Forbidden: the user may not see it. Unavailable: the service does not answer.
+        """
+        answer = self._get(f"/v2/images/{image_id}", token)
+        if answer.status_code in (400, 404):
+            raise errors.NotFound(f"Image {image_id} could not be found.")
+        _check_seen(answer, image_id)
+        return image_of(answer.json())
 
     def download(self, image_id: str, token: str) -> Iterator[bytes]:
         """The image's bytes, in pieces of at most 1 MiB; not checked here.
 
         Raises:
-            NotFound: it is not there any more, or has no data. Unavailable: the service does not answer, or breaks off.
+            NotFound: it is not there any more, or has no data. Forbidden: the token's user may not read it.
+            Unavailable: the service does not answer, or breaks off.
         """
         answer = self._get(f"/v2/images/{image_id}/file", token, stream=True)
         try:
-            if answer.status_code in (204, 403, 404):
+            if answer.status_code in (204, 404):
                 raise errors.NotFound(f"Image {image_id} could not be found, or has no data.")
-            _check(answer)
+            _check_seen(answer, image_id)
             yield from self._pieces(answer)
         finally:
             answer.close()
@@ -128,7 +140,7 @@ class Client:
             there = self._get(f"/v2/images/{record['id']}", token)
             if there.status_code == 200 and _is(there.json(), record):
                 return
-        _check_change(answer)
+        _check(answer)
 
     def delete(self, image_id: str, token: str) -> None:
         """Remove an image; one that is gone is fine.
@@ -138,7 +150,7 @@ class Client:
         """
         answer = self._send("DELETE", f"/v2/images/{image_id}", token)
         if answer.status_code not in (404, 410):
-            _check_change(answer)
+            _check(answer)
 
     def find(self, filters: Mapping[str, str], token: str) -> list[dict[str, Any]]:
         """The records of the images with these fields and properties, newest first.
@@ -169,7 +181,7 @@ class Client:
                             headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
         if answer.status_code in (404, 410):
             raise errors.NotFound(f"Image {image_id} could not be found.")
-        _check_change(answer)
+        _check(answer)
         stored = self._get(f"/v2/images/{image_id}", token)
         _check(stored)
         given.compare(image_of(stored.json()))
@@ -225,29 +237,31 @@ def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     return all(str(there.get(key)) == str(value) for key, value in record.items())
 
 
-def _check(answer: Any) -> None:
-    if answer.status_code == 401:
-        raise errors.Unauthorized("The image service does not accept the token.")
-    if answer.status_code >= 300:
-        raise errors.Unavailable(f"The image service answered {answer.status_code}; try again later.")
+def _check_seen(answer: Any, image_id: str) -> None:
+    """As ``_check``, for a request that only reads an image."""
+    if answer.status_code == 403:
+        raise errors.Forbidden(f"The image service does not let this user read image {image_id}; check its roles.")
+    _check(answer)
 
 
-#: What the service refuses for good.
-_REFUSALS: dict[int, tuple[type[errors.Problem], str]] = {
-    400: (errors.BadRequest, "The image service does not accept the image: {}"),
-    403: (errors.Forbidden, "The image service forbids it, or the quota is used up: {}"),
-    404: (errors.NotFound, "The image service knows no such image: {}"),
-    409: (errors.Conflict, "The image service refuses: {}"),
-    413: (errors.TooLarge, "The image service has no room for the image: {}"),
+#: How each kind of refusal is told.
+_WORDS: dict[type[errors.Problem], str] = {
+    errors.BadRequest: "The image service does not accept the image: {}",
+    errors.Unauthorized: "The image service does not accept the token.",
+    errors.Forbidden: "The image service forbids it, or the quota is used up: {}",
+    errors.NotFound: "The image service knows no such image: {}",
+    errors.Conflict: "The image service refuses: {}",
+    errors.TooLarge: "The image service has no room for the image: {}",
+    errors.Unavailable: "The image service gave no answer that is known, try again later: {}",
 }
 
 
-def _check_change(answer: Any) -> None:
-    """As ``_check``, for requests that change something: a refusal is told as what it is, with the service's words."""
-    kind, text = _REFUSALS.get(answer.status_code, (None, ""))
-    if kind is not None:
-        raise kind(text.format(_words(answer.text)))
-    _check(answer)
+def _check(answer: Any) -> None:
+    """Raises what a status other than success means, with the service's words."""
+    if answer.status_code >= 300:
+        kind = kind_of(answer.status_code)
+        raise kind(_WORDS[kind].format(f"{answer.status_code} {_words(answer.text)}" if kind is errors.Unavailable
+                                       else _words(answer.text)))
 
 
 def _words(page: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from common import errors
-from common.clients.http import Http
+from common.clients.http import Http, kind_of
 from common.models import Interface
 
 JSON = dict[str, Any]
@@ -244,10 +244,6 @@ def _parts(filters: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         yield {**filters, long: filters[long][start:start + AT_ONCE]}
 
 
-_KINDS: dict[int, type[errors.Problem]] = {400: errors.BadRequest, 403: errors.Forbidden, 404: errors.NotFound,
-                                           409: errors.Conflict, 413: errors.TooLarge}
-
-
 def refusal_of(answer: Any) -> errors.Problem:
     """What the service refuses, with its words."""
     if answer.status_code == 401:
@@ -259,4 +255,4 @@ def refusal_of(answer: Any) -> errors.Problem:
         words, kind = f"it answered {answer.status_code}", None
     if kind == "OverQuota":
         return errors.Forbidden(f"The {NAME} says: {words}"[:500])
-    return _KINDS.get(answer.status_code, errors.Conflict)(f"The {NAME} says: {words}"[:500])
+    return kind_of(answer.status_code)(f"The {NAME} says: {words}"[:500])

@@ -50,7 +50,7 @@ class Compute:
         except exceptions.ClientException as error:
             LOG.warning("Cannot tell the compute service of %d events: %s", len(told), type(error).__name__)
             return False
-        if answer.status_code in (401, 403, 429) or answer.status_code >= 500:
+        if answer.status_code in (401, 403, 408, 423, 425, 429) or answer.status_code >= 500:
             LOG.warning("The compute service answered %d to %d events.", answer.status_code, len(told))
             return False
         if answer.status_code not in (200, 207, 404, 422):
