@@ -3,14 +3,30 @@
 
 The image's id was chosen when the request was accepted, so each of these can be repeated: a record that is there is
 the one we made, one that is gone was removed by us.
+
+Also here: which backups go when a newer one is whole.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from common import errors
 from common.models import Result
+from common.store.cleanups import IMAGE
 from common.store.engine import Connection
-from conductor.saga import Engine, Run, Step
+from conductor.saga import Engine, Images, Run, Step
+
+
+def service(engine: Engine) -> Images:
+    """The image service.
+
+    Raises:
+        Unavailable: this conductor knows of none.
+    """
+    if engine.images is None:
+        raise errors.Unavailable("This conductor has no image service.")
+    return engine.images
 
 
 def image_id(run: Run) -> str:
@@ -20,9 +36,8 @@ def image_id(run: Run) -> str:
 
 def record(engine: Engine, run: Run) -> None:
     """Make the image's record, owned by the server's project."""
-    assert engine.images is not None
     args, image = run.action.args, run.server.image or {}
-    engine.images.create({
+    service(engine).create({
         "id": image_id(run), "name": args["name"], "owner": run.server.project_id, "disk_format": "qcow2",
         "container_format": "bare", "visibility": "private", "min_disk": run.server.flavor["root_gb"],
         "min_ram": int(image.get("min_ram", 0)), **args.get("properties", {})})
@@ -30,8 +45,33 @@ def record(engine: Engine, run: Run) -> None:
 
 def discard(engine: Engine, run: Run) -> None:
     """Remove the image."""
-    assert engine.images is not None
-    engine.images.delete(image_id(run))
+    with run.cleaning(IMAGE, image_id(run)):
+        service(engine).delete(image_id(run))
+
+
+def rotate(images: Images, server: str, args: Mapping[str, Any]) -> None:
+    """Of a server's whole backups of one type the newest stay, as many as the rotation says; all others are tried.
+
+    ``args``: owner, backup_type, rotation, and newest: the image that counts as the newest whatever its age, because
+    the image service tells ages in seconds.
+
+    Raises:
+        Problem: the first refusal. Unavailable: the image service does not answer.
+    """
+    found = [str(image["id"]) for image in images.find({
+        "owner": args["owner"], "image_type": "backup", "backup_type": args["backup_type"], "instance_uuid": server})
+        if image.get("status") == "active"]
+    newest = [args["newest"]] if args["newest"] in found else []
+    refused: errors.Problem | None = None
+    for image in [*newest, *(image for image in found if image not in newest)][int(args["rotation"]):]:
+        try:
+            images.delete(image)
+        except errors.Unavailable:
+            raise
+        except errors.Problem as problem:
+            refused = refused or problem
+    if refused is not None:
+        raise refused
 
 
 def upload(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:

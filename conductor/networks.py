@@ -9,20 +9,21 @@ only makes the question come sooner.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from common import errors
 from common.clients.network import MADE, is_made
 from common.clock import SECOND
 from common.models import Interface
-from common.store.engine import Connection
+from common.store.cleanups import BINDING, PORT, PORTS
+from common.store.engine import Connection, Row
 from common.wire import from_wire, to_wire
 from conductor.saga import Engine, Networks, Run, Step
 
 Port = dict[str, Any]
 Call = Callable[[Engine, Run], None]
 NETWORK = "network"
-PATIENCE = 8                   #: tries, in about twenty seconds, after which a silent network service holds nobody up
 POLL_FIRST, POLL_AT_MOST = SECOND // 4, 4 * SECOND
 BOUND = ("bridge", "ovs")
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
@@ -88,6 +89,11 @@ def rebind_to(engine: Engine, run: Run, host: str) -> None:
 
     On the way back a host that cannot bind now holds nobody up: the network service binds when it hears of it again.
     """
+    with run.cleaning(PORTS, run.server.id) if run.is_undoing else nullcontext():
+        _rebind(engine, run, host)
+
+
+def _rebind(engine: Engine, run: Run, host: str) -> None:
     networks, ports, tags = service(engine), [], []
     for one in of(run):
         try:
@@ -132,17 +138,24 @@ def activate_there(engine: Engine, run: Run) -> None:
     """The guest runs at the destination: that is the place of its ports from now on."""
     networks, dest = service(engine), run.data["dest"]
     for one in of(run):
-        try:
-            networks.activate(one.port, dest)
-        except errors.NotFound:
-            port = _found(networks, one.port)
-            if port is not None and port.get("binding:host_id") != dest:        # its second binding is gone, not itself
-                networks.update(one.port, {"binding:host_id": dest})
-    held, owner = networks.ports(run.server.id), _owner(run, dest)
-    for port in held:
-        if port.get("device_owner") != owner:
-            _change(networks, port, {"device_owner": owner})
-    _describe(networks, run, held)
+        with run.cleaning(PORT, one.port, run.data["source"]):
+            activate_at(networks, one.port, dest)
+    with run.cleaning(PORTS, run.server.id):
+        held, owner = networks.ports(run.server.id), _owner(run, dest)
+        for port in held:
+            if port.get("device_owner") != owner:
+                _change(networks, port, {"device_owner": owner})
+        _describe(networks, run, held)
+
+
+def activate_at(networks: Networks, port_id: str, host: str) -> None:
+    """The port's binding to this host is the active one."""
+    try:
+        networks.activate(port_id, host)
+    except errors.NotFound:
+        port = _found(networks, port_id)
+        if port is not None and port.get("binding:host_id") != host:        # its second binding is gone, not itself
+            networks.update(port_id, {"binding:host_id": host})
 
 
 def withdraw_there(engine: Engine, run: Run) -> None:
@@ -158,7 +171,8 @@ def forget_source(engine: Engine, run: Run) -> None:
 def _unbind_at(engine: Engine, run: Run, host: str | None) -> None:
     for one in of(run):
         if host is not None:
-            service(engine).unbind_at(one.port, host)
+            with run.cleaning(BINDING, one.port, host):
+                service(engine).unbind_at(one.port, host)
 
 
 def _found(networks: Networks, port_id: str) -> Port | None:
@@ -171,7 +185,8 @@ def _found(networks: Networks, port_id: str) -> Port | None:
 def written(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     """Write what became of the ports of a guest that runs, or that is off."""
     for run in runs:
-        run.set(interfaces=run.data["plugged"])
+        if "plugged" in run.data:
+            run.set(interfaces=run.data["plugged"])
 
 
 def _before(run: Run) -> set[str]:
@@ -210,17 +225,24 @@ def _fits(port: Port, wish: dict[str, Any]) -> bool:
 # --- letting go ---
 def release(engine: Engine, run: Run) -> None:
     """Remove the ports that were made for the server, and unbind its user's own."""
-    networks = service(engine)
-    for port in networks.ports(run.server.id):
-        let_go(networks, port)
+    _clean(engine, run, lambda port: True, let_go)
 
 
 def withdraw(engine: Engine, run: Run) -> None:
     """Remove or unbind what this action has made or bound; ports that the server had before stay."""
-    networks, kept = service(engine), _before(run)
-    for port in networks.ports(run.server.id):
-        if port["id"] not in kept:
-            let_go(networks, port)
+    kept = _before(run)
+    _clean(engine, run, lambda port: port["id"] not in kept, let_go)
+
+
+def _clean(engine: Engine, run: Run, concerns: Callable[[Port], bool], change: Callable[[Networks, Port], None]
+           ) -> None:
+    """Do this to those ports of the server; what cannot be done is remembered, port by port."""
+    networks, ports = service(engine), []
+    with run.cleaning(PORTS, run.server.id):
+        ports = networks.ports(run.server.id)
+    for port in filter(concerns, ports):
+        with run.cleaning(PORT, port["id"]):
+            change(networks, port)
 
 
 def let_go(networks: Networks, port: Port) -> None:
@@ -233,9 +255,12 @@ def let_go(networks: Networks, port: Port) -> None:
 
 def unbind(engine: Engine, run: Run) -> None:
     """The server's ports are on no host any more; they stay the server's."""
-    networks = service(engine)
-    for port in networks.ports(run.server.id):
-        _change(networks, port, {"binding:host_id": ""})
+    _clean(engine, run, lambda port: True, lambda networks, port: _change(networks, port, {"binding:host_id": ""}))
+
+
+def detach(engine: Engine, run: Run, port_id: str) -> None:
+    """A port of the server is not its any more."""
+    _clean(engine, run, lambda port: port["id"] == port_id, let_go)
 
 
 def _change(networks: Networks, port: Port, values: dict[str, Any]) -> None:
@@ -246,16 +271,18 @@ def _change(networks: Networks, port: Port, values: dict[str, Any]) -> None:
         return
 
 
-def patiently(call: Call) -> Call:
-    """A call that a silent network service holds up for a while and no longer: what is left is looked for later."""
-    def ask(engine: Engine, run: Run) -> None:
-        try:
-            call(engine, run)
-        except errors.Unavailable:
-            if run.action.sends < PATIENCE:
-                raise
-            run.left["ports_left"] = True
-    return ask
+def settle(networks: Networks, port: Port, server: Row[Any] | None) -> None:
+    """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or let go."""
+    if server is None or port["id"] not in {one["port"] for one in server.interfaces or ()}:
+        let_go(networks, port)
+        return
+    if (port.get("binding:host_id") or "") == (server.host or ""):
+        return
+    if server.host:
+        activate_at(networks, port["id"], server.host)
+        _change(networks, port, {"device_owner": f"compute:{server.availability_zone or 'nova'}"})
+    else:
+        _change(networks, port, {"binding:host_id": ""})
 
 
 # --- being wired ---
@@ -274,13 +301,15 @@ def _describe(networks: Networks, run: Run, ports: Sequence[Port]) -> None:
 def await_wired(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
     """Go on when every interface is active; else look again, until it has taken too long."""
     for run in runs:
+        if run.overlooked:
+            continue
         run.set(interfaces=run.data["plugged"])
         since, polls = run.data.setdefault("plug_since", run.action.locked_at), run.data.get("polls", 0)
         late = run.action.locked_at - since >= engine.vif_plugging_timeout * SECOND
         missing = [one["port"] for one in run.data["plugged"] if not one["active"]]
         if missing and not late:
             run.again_in(min(POLL_FIRST * 2 ** min(polls, 8), POLL_AT_MOST), polls=polls + 1)
-        elif missing and engine.vif_plugging_is_fatal:
+        elif missing and engine.vif_plugging_is_fatal and not run.data.get("no_way_back"):
             run.fail(f"The network service has not wired port {', '.join(missing)} within "
                      f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works.")
 

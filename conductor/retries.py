@@ -32,8 +32,10 @@ def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float
         Unavailable: the database does not answer.
     """
     def work(tx: Connection) -> None:
-        actions.update(tx, {row.id: {"due_at": now() + max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends))),
-                                     "sends": row.sends + 1, "owner": None, "lease_until": None}
+        def pause(row: Row[Any]) -> int:
+            return max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends)))
+        actions.update(tx, {row.id: {"due_at": now() + pause(row), "sends": row.sends + 1, "owner": None,
+                                     "lease_until": None}
                             for row in actions.lock(tx, (row.id for row in rows)).values()
                             if row.owner == engine.owner and row.state == "due"})
     try:

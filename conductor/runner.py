@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from common import errors
 from common.models import Command, Result
-from common.store import actions, allocations, hosts, migrations
+from common.store import actions, allocations, cleanups, hosts, migrations
 from common.store.engine import Connection, Row, now
 from conductor import aside, retries
-from conductor.endings import UNDO, fail, finish, is_skipped, undone
+from conductor.endings import UNDO, fail, finish, is_skipped, overlook, undone
 from conductor.saga import Engine, Run, Step, Workflow
 from conductor.workflows import WORKFLOWS
 
@@ -208,7 +208,7 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
             log.warning("action %s has gone on to %s without this burst", head.id, head.step)
         elif server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
             runs.append(Run(head, server, {**head.data, **plan.left}, plan.selection, plan.problem,
-                            woken=head.due_at != plan.action.due_at))
+                            pending=plan.pending, woken=head.due_at != plan.action.due_at))
         else:
             lost.append(head.id)
     if lost:
@@ -259,6 +259,7 @@ def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs
                 run.due(step.name)
             runs = []
         elif runs:
+            overlook(workflow, number, runs)
             sound = [run for run in runs if not run.problem]
             if step.apply and sound:
                 step.apply(tx, engine, sound)
@@ -280,7 +281,9 @@ def _is_through(tx: Connection, engine: Engine, workflow: Workflow, index: int, 
     if run.problem:
         fail(tx, engine, workflow, index, run)
         return False
-    run.note(step.name, "succeeded", run.host)
+    run.note(step.name, "succeeded", run.host, run.left_undone)
+    if run.left_undone:
+        run.data["left_undone"] = run.left_undone
     return True
 
 
@@ -341,6 +344,7 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     moved = {run.action.args["migration"]: run.moved for run in runs if run.moved}
     if moved:
         migrations.update(tx, moved)
+    cleanups.add(tx, [row for run in runs for row in run.pending])
     allocations.judge(tx, [verdict for run in runs for verdict in run.verdicts])
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs

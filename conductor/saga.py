@@ -9,10 +9,12 @@ undone by leaving a debt, so an undo never has to reach a host. A Run only colle
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from common import errors
 from common.clock import Clock
 from common.models import Command, Fitting, ImageRef, Interface, RequestSpec, Result, Selection
 from common.store.allocations import Patience
@@ -90,6 +92,7 @@ class Networks(Protocol):
         which none does to a port that was just made."""
 
 
+PATIENCE = 8                   #: tries, in about twenty seconds, after which a silent neighbour holds no cleaning up
 Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]
 
 
@@ -160,7 +163,8 @@ class Run:
     """One action within one transaction: what is known of it, and what will be written.
 
     claimed: the fitting that this transaction's claim got. verdicts: of builds on hosts, for ``allocations.judge``.
-    moved: what has become of the action's migration.
+    moved: what has become of the action's migration. pending: what a neighbour has still to remove, see
+    ``store.cleanups``. overlooked: what a neighbour said when it refused this step, which fails nothing any more.
     """
 
     action: Row[Any]
@@ -178,6 +182,8 @@ class Run:
     claimed: Fitting | None = None
     verdicts: list[tuple[str, int]] = field(default_factory=list)
     moved: dict[str, Any] = field(default_factory=dict)
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    overlooked: str = ""
 
     @property
     def attempt(self) -> int:
@@ -240,6 +246,30 @@ class Run:
         """This step definitely failed."""
         self.problem = StepFailed(text, details, retryable)
 
+    def remember(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
+        """A neighbour has this still to remove, or to put right; the action goes on without it."""
+        self.pending.append({"kind": kind, "target": target, "place": place, "args": args, "why": why,
+                             "server_id": self.server.id, "project_id": self.server.project_id})
+
+    @contextmanager
+    def cleaning(self, kind: str, target: str, place: str = "", **args: Any) -> Iterator[None]:
+        """Calls that clean up at a neighbour, after the pivot or on the way back. What it refuses, or does not answer
+        for too long, is remembered as a pending cleanup."""
+        try:
+            yield
+        except errors.Unavailable as problem:
+            if self.action.sends < PATIENCE:
+                raise
+            self.remember(kind, target, problem.text, place, **args)
+        except errors.Problem as problem:
+            self.remember(kind, target, problem.text, place, **args)
+
+    @property
+    def left_undone(self) -> str | None:
+        """Why this step left something to a pending cleanup; None: it did not."""
+        told = dict.fromkeys([*(one["why"] for one in self.pending), self.overlooked])
+        return " ".join(filter(None, told)) or None
+
     def again_in(self, micros: int, **data: Any) -> None:
         """Leave the step as it is and look again later; at once when something has happened meanwhile."""
         self.paused = True
@@ -287,7 +317,7 @@ class Step:
     Here: ``propose(engine, runs)`` outside and without any effect, ``apply(tx, engine, runs)`` inside the transaction.
     Outside: ``outside(engine, run)`` calls a ``neighbour``; it is journalled as started before, runs in that one's lane
     (a slow neighbour delays only what needs it), beside others, can be repeated, and may call ``run.fail``; then
-    ``apply``. A step's name belongs to one lane.
+    ``apply``. A step's name belongs to one lane. After the pivot a refusal fails nothing: see ``endings.overlook``.
     On a host: ``command(engine, run) -> (verb, args)`` for the server's host, or the one that ``at(run)`` names,
     ``before(tx, runs)`` in the transaction that sends it, ``done(tx, run, result)`` in the one that takes the result
     in. ``abandon``: it starts no guest, so that a host that goes down meanwhile has definitely failed it;

@@ -2,8 +2,8 @@
 """The conductor process: the threads around the plain functions.
 
 One thread advances due actions, and one more for each neighbour those that stand before a call to it; one takes in
-what agents say, one sweeps once a second. A doorbell or a sync wakes its thread; what piles up while a round runs is
-the next round's list. Calls to a neighbour are made several at a time.
+what agents say, one sweeps once a second, one carries out pending cleanups. A doorbell or a sync wakes its thread; what
+piles up while a round runs is the next round's list. Calls to a neighbour are made several at a time.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from common.store import actions, services
 from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.vault import Vault
-from conductor import fencing, reports, runner
+from conductor import cleanups, fencing, reports, runner
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run, one_by_one
@@ -38,6 +38,7 @@ from conductor.workflows.evacuate import FENCING
 
 log = logging.getLogger(__name__)
 SWEEP = 1.0
+CLEANUP = 5.0
 SYNC_PATIENCE = 20.0
 LOOPBACK_LIMIT = 5.0
 ALL_AT_ONCE = 256
@@ -200,12 +201,24 @@ class Conductor:
             except Exception:
                 log.exception("a sweep failed; the next begins in a second")
 
+    def clean_up(self) -> None:
+        """Loop: what neighbours have still to remove."""
+        while not self._stop.wait(CLEANUP):
+            try:
+                while cleanups.retry(self.engine) >= cleanups.AT_ONCE and not self._stop.is_set():
+                    pass
+            except errors.Unavailable as problem:
+                log.warning("pending cleanups wait: %s", problem)
+            except Exception:
+                log.exception("a round of cleanups failed; the next begins in %d seconds", CLEANUP)
+
     def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
         """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(runner.INSIDE, self._rung)),
             ("reports", self.take_reports),
             ("sweep", lambda: self.sweep(bell)),
+            ("cleanups", self.clean_up),
             *((lane, partial(self.advance, lane, rung)) for lane, rung in self._outside.items())]
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
         for thread in threads:

@@ -66,7 +66,7 @@ CREATE = Workflow("create", failed=_failed, steps=(
     Step("place", "first, because everything after it costs something on a host",
          propose=_propose, apply=_claim, undo=placing.leave),
     Step("networks", "when the host is known, so that one call makes and binds all ports",
-         outside=networks.plug, apply=_plugged, undo=_unplugged, undo_outside=networks.patiently(networks.withdraw),
+         outside=networks.plug, apply=_plugged, undo=_unplugged, undo_outside=networks.withdraw,
          neighbour=networks.NETWORK, needed=networks.wishes),
     Step("build", "one command, because each message costs more than all that it saves",
          command=_build, done=_built),

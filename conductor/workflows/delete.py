@@ -2,9 +2,10 @@
 """Delete: always wins. Whatever guests the server has become debts; the server is gone when they are paid.
 
 The action that ran before was superseded when this one was accepted. Ports go when the guest is gone and before the
-server is, so that its user finds them free; a silent network service holds that up for a while, and is asked again
-afterwards. An image that the earlier action had begun to make, or that the server was shelved into, goes last, because
-a silent image service must not keep a server alive. Also here: soft delete, which only stops the guest, and restore.
+server is, so that its user finds them free; a silent network service holds that up for a while. An image that the
+earlier action had begun to make, or that the server was shelved into, goes last, because a silent image service must
+not keep a server alive. What a neighbour refuses to remove is a pending cleanup: the server is gone all the same. Also
+here: soft delete, which only stops the guest, and restore.
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from common import states
 from common.clock import SECOND
 from common.models import Result
 from common.store import actions, migrations
+from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
 from conductor import debts, guest, networks
 from conductor.saga import Engine, Run, Step, Workflow
@@ -58,7 +60,8 @@ def _is_late(run: Run) -> bool:
 def _forget(engine: Engine, run: Run) -> None:
     assert engine.images is not None
     for image in run.data["images"]:
-        engine.images.delete(image)
+        with run.cleaning(IMAGE, image):
+            engine.images.delete(image)
 
 
 def _kept(tx: Connection, run: Run, result: Result) -> None:
@@ -74,11 +77,11 @@ def _restored(tx: Connection, run: Run, result: Result) -> None:
 DELETE = Workflow("delete", steps=(
     Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True),
     Step("unplug", "after the guest: what it still sends needs its port's rules",
-         outside=networks.patiently(networks.release), neighbour=networks.NETWORK, needed=networks.has_ports),
+         outside=networks.release, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone),
     Step("wait", "a call that the superseded action gave up may still be carried out", apply=_wait, needed=_is_late),
-    Step("release", "what a silent network service kept, or an earlier call made late", outside=networks.release,
-         neighbour=networks.NETWORK, needed=lambda run: bool(run.data.get("ports_left")) or _is_late(run)),
+    Step("release", "what an earlier call made late", outside=networks.release, neighbour=networks.NETWORK,
+         needed=lambda run: _is_late(run) or bool(run.data.get("ports_left"))),      # as earlier releases wrote it
     Step("forget", "last: only images are left, and the server is gone for its user already",
          outside=_forget, needed=lambda run: bool(run.data.get("images", True))),
 ))

@@ -186,7 +186,7 @@ EVACUATE = Workflow("evacuate", failed=_failed, steps=(
     Step("place", "the old guest is kept in the records, so that a failure leads back", propose=moving.propose,
          apply=_claim, undo=_leave_dest),
     Step("bind", "when the host is known", outside=_bind, apply=networks.keep_plugged,
-         undo_outside=networks.patiently(_bind_back), neighbour=networks.NETWORK, needed=networks.has_ports),
+         undo_outside=_bind_back, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("build", "as a new server, or of the files that are there", command=_build, at=moving.dest, done=_built),
     Step("plug", networks.PLUG.why, outside=networks.look, apply=networks.await_wired, neighbour=networks.NETWORK,
          needed=_waits),

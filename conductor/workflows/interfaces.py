@@ -37,7 +37,7 @@ def _attached(tx: Connection, run: Run, result: Result) -> None:
 ATTACH_INTERFACE = Workflow("attach_interface", steps=(
     Step("open", "from here on the end of the server looks for ports", apply=_open),
     Step("networks", "before the guest, so that its rules are there first", outside=networks.plug, apply=_plugged,
-         undo_outside=networks.patiently(networks.withdraw), neighbour=networks.NETWORK),
+         undo_outside=networks.withdraw, neighbour=networks.NETWORK),
     Step("attach", "the API waits for this", command=_attach, done=_attached),
 ))
 
@@ -52,10 +52,7 @@ def _detach(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _let_go(engine: Engine, run: Run) -> None:
-    service = networks.service(engine)
-    for port in service.ports(run.server.id):
-        if port["id"] == run.action.args["port"]:
-            networks.let_go(service, port)
+    networks.detach(engine, run, run.action.args["port"])
 
 
 def _detached(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
@@ -65,8 +62,7 @@ def _detached(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 DETACH_INTERFACE = Workflow("detach_interface", steps=(
     Step("detach", "first: while the guest has it, its rules stay", command=_detach, pivot=True),
-    Step("unplug", "after the guest has let go of it", outside=networks.patiently(_let_go), apply=_detached,
-         neighbour=networks.NETWORK),
+    Step("unplug", "after the guest has let go of it", outside=_let_go, apply=_detached, neighbour=networks.NETWORK),
 ))
 
 

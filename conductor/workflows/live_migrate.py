@@ -141,7 +141,7 @@ LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
     Step("prepare", "the destination looks whether it can take the guest, before anything of it moves",
          command=_prepare, at=moving.dest, done=_prepared, abandon=True, reads_source=True),
     Step("bind_there", "before it runs there, while the ports still work where it is", outside=networks.bind_there,
-         undo_outside=networks.patiently(networks.withdraw_there), neighbour=networks.NETWORK,
+         undo_outside=networks.withdraw_there, neighbour=networks.NETWORK,
          needed=networks.has_ports),
     Step("heed", "the last moment at which nothing has to be called off", apply=_heed),
     Step("return", "only on the way back, when it is nowhere: it starts from its disk where that is whole",
@@ -155,6 +155,6 @@ LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
          apply=networks.written, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("leave", "what the source has of it is a debt", apply=_leave),
     Step("let_go", "the source's bindings of its ports, when nothing runs there any more",
-         outside=networks.patiently(networks.forget_source), neighbour=networks.NETWORK, needed=networks.has_ports),
+         outside=networks.forget_source, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("finish", "last", apply=_done),
 ))

@@ -118,7 +118,7 @@ RESIZE = Workflow("resize", failed=_as_before, steps=(
     Step("copy", "the destination fetches, because it knows what it has", command=_receive, at=moving.dest,
          done=_received, abandon=True, reads_source=True),
     Step("bind", "before it starts there, and as late as that: it is off, and needs no network", outside=_bind,
-         apply=networks.keep_plugged, undo_outside=networks.patiently(_bind_back), neighbour=networks.NETWORK,
+         apply=networks.keep_plugged, undo_outside=_bind_back, neighbour=networks.NETWORK,
          needed=networks.has_ports),
     Step("switch", "one transaction: the place, the flavor, and which of the two guests may run", apply=_switch,
          undo=_switch_back),
@@ -214,6 +214,7 @@ def _is_back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
         guests.owe(tx, run.server.id, run.fence, host=moving.known_dest(run), may_run=False,
                    keeps_files=bool(run.data.get("shared")))
         moving.returned(tx, run)
+        run.data["no_way_back"] = True
 
 
 def _install_back(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
@@ -254,7 +255,7 @@ REVERT_RESIZE = Workflow("revert_resize", failed=_not_reverted, steps=(
     Step("stop", "nothing may run there when it starts at the source; of a host whose guests are dead nothing does",
          command=guest.stop, at=moving.dest, done=guest.rests, dead_is_done=True),
     Step("bind", "as for the way there", outside=_bind_back, apply=networks.keep_plugged,
-         undo_outside=networks.patiently(_bind), neighbour=networks.NETWORK, needed=networks.has_ports),
+         undo_outside=_bind, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("switch", "from here on only the source may run it", apply=_turn_back, undo=_turn_forth),
     Step("install", "from the record, not from what the host remembers; when it has succeeded nothing leads back",
          command=_install_back, at=moving.source, done=installed, pivot=True),

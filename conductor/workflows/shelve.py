@@ -2,7 +2,8 @@
 """Shelve, offload, unshelve: a server rests as an image, and comes back as it was, on any host.
 
 A shelved server still has its guest, stopped, on its host; offloaded it has only its image. Unshelving a server that
-is still on its host only starts it. The image goes when the server runs again.
+is still on its host only starts it. The image goes when the server runs again; where it is kept from that, by being
+protected say, the server runs all the same, and the image is a pending cleanup.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any
 from common import states
 from common.models import ImageRef, RequestSpec, Result
 from common.store import guests
+from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
 from common.wire import from_wire, to_wire
 from conductor import debts, guest, images, networks, placing
@@ -36,7 +38,7 @@ def _unbound(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
         run.set(vm_state=states.SHELVED_OFFLOADED)
 
 
-_UNBIND = Step("unbind", "its ports stay the server's, on no host", outside=networks.patiently(networks.unbind),
+_UNBIND = Step("unbind", "its ports stay the server's, on no host", outside=networks.unbind,
                apply=_unbound, neighbour=networks.NETWORK, needed=networks.has_ports)
 
 
@@ -75,8 +77,7 @@ OFFLOAD = Workflow("offload", steps=(
 
 def _look(engine: Engine, run: Run) -> None:
     """The image as the image service describes it now: its checksum was not known before it was whole."""
-    assert engine.images is not None
-    run.left["image"] = to_wire(engine.images.show(run.server.shelved_image_id))
+    run.left["image"] = to_wire(images.service(engine).show(run.server.shelved_image_id))
 
 
 def _spec(run: Run) -> RequestSpec:
@@ -115,8 +116,8 @@ def _unshelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFail
 
 
 def _forget(engine: Engine, run: Run) -> None:
-    assert engine.images is not None
-    engine.images.delete(run.data["image_id"])
+    with run.cleaning(IMAGE, run.data["image_id"]):
+        images.service(engine).delete(run.data["image_id"])
 
 
 _BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
@@ -126,7 +127,7 @@ UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
     Step("look", "before a host is claimed for it", outside=_look),
     Step("place", "as for a new server", propose=_propose, apply=_claim, undo=placing.leave),
     Step("networks", "when the host is known", outside=networks.rebind, apply=networks.keep_plugged,
-         undo_outside=networks.patiently(networks.unbind), neighbour=networks.NETWORK, needed=networks.has_ports),
+         undo_outside=networks.unbind, neighbour=networks.NETWORK, needed=networks.has_ports),
     Step("build", "the guest is made of the shelved image", command=_build, done=_built),
     networks.PLUG,
     Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),

@@ -3,7 +3,8 @@
 
 It checks the records (``common.store.doctor``), asks every host that is up what really runs there, and the network
 service what ports servers have. A finding counts when it is there twice, some seconds apart: of work that is under way
-hosts may show more, or less, than the records. The tests judge by the same code.
+hosts may show more, or less, than the records. Pending cleanups are shown and are no findings: conductors are at them.
+The tests judge by the same code.
 """
 from __future__ import annotations
 
@@ -43,12 +44,15 @@ def doctor(options: argparse.Namespace) -> int:
         client = agent.Client(transport)
         ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
     found = findings(store, ask, ports)
+    pending = store.read(oracle.ages)["cleanups"]
     store.close()
     if options.json:
         print(json.dumps([{"invariant": one.invariant, "subject": one.subject, "text": one.text} for one in found]))
     else:
         for one in found:
             print(f"{one.invariant}: {one.subject}: {one.text}")
+        for server, what, seconds in pending:
+            print(f"pending cleanup for {seconds:.0f} s: server {server}: {what}")
         print(f"{len(found)} findings" if found else "all is well")
     for name in sorted(set(silent)):
         print(f"{name} did not answer: what is there is not checked", file=sys.stderr)

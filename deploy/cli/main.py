@@ -32,6 +32,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("action", "abort"): ("deploy.cli.actions", "abort", "let a stuck action be undone, and fail"),
     ("action", "settle"): ("deploy.cli.actions", "settle", "end a stuck action as failed; its server goes to ERROR"),
     ("explain",): ("deploy.cli.explain", "explain", "say why a server found no host, or whether one would"),
+    ("cleanup", "list"): ("deploy.cli.cleanups", "show", "show what neighbours have still to remove, and why"),
+    ("cleanup", "retry"): ("deploy.cli.cleanups", "retry", "have one of these tried again within seconds"),
+    ("cleanup", "drop"): ("deploy.cli.cleanups", "drop", "give one of these up: what it names stays"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
     ("config", "sample"): ("deploy.cli.config", "sample", "print a configuration file with every option"),
@@ -39,7 +42,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 }
 
 #: words that only begin others -> what those are about
-NOUNS = {"database": "the database's schema: upgrade, version", "consoles": "consoles that are open: list, end",
+NOUNS = {"database": "the database's schema: upgrade, version",
+         "cleanup": "what neighbours have still to remove: list, retry, drop",
+         "consoles": "consoles that are open: list, end",
          "host": "one host: drain, restore, evacuate, debts (hosts lists them all)",
          "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
          "config": "the configuration file: sample, check"}
@@ -52,6 +57,7 @@ def _positive(text: str) -> int:
 
 
 _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
+_ID: tuple[str, dict[str, Any]] = ("id", {"type": _positive, "metavar": "ID", "help": "as the list shows it"})
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
 _IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
 _DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
@@ -76,6 +82,7 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("action", "list"): (("--stuck", {"action": "store_true", "help": "only those that need an operator"}), _JSON),
     ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
     **{("action", way): (_IDS,) for way in ("retry", "abort", "settle")},
+    ("cleanup", "list"): (_JSON,), ("cleanup", "retry"): (_ID,), ("cleanup", "drop"): (_ID,),
     ("explain",): (
         ("server", {"nargs": "?", "metavar": "SERVER", "help": "why it found no host: its id, or its name if unique"}),
         ("--flavor", {"metavar": "FLAVOR", "help": "would such a server find one? id or name"}),

@@ -19,8 +19,8 @@ STATEMENTS, MESSAGES, TRIES = 30, 6, 7
 WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as without
 #: Statements. A hard group: two each for joining it, for looking at it and for its lock and places in the claim.
 ADDED = {"plain": 0, "group": 6, "parts": 2}
-#: Threads that look once a second, whatever is asked, and have no step of these requests: no part of their cost.
-BACKGROUND = {"sweep", *LANES} - {NETWORK}
+#: Threads that look every second or few, whatever is asked, and have no step of these requests: no part of their cost.
+BACKGROUND = {"sweep", "cleanups", *LANES} - {NETWORK}
 
 
 @pytest.fixture(autouse=True)

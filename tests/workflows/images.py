@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image service in memory, as conductor and agents use it; it can refuse, be silent, and tell what it holds."""
+"""An image service in memory, as conductor and agents use it; see ``neighbours`` for what can go wrong."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,48 +7,47 @@ from typing import Any
 
 from common import errors
 from common.models import ImageRef
+from tests.workflows.neighbours import Neighbour
 
 
-class Images:
+class Images(Neighbour):
     """Implements ``conductor.saga.Images`` and gives agents their writers."""
 
     def __init__(self) -> None:
+        super().__init__("image service")
         self.records: dict[str, dict[str, Any]] = {}
         self.refuses: str | None = None
-        self.silent = 0
         self.same_age = False       # all were made within one second: no order can be told
 
     def create(self, record: dict[str, Any]) -> None:
-        self._speak()
+        self._speak("create", record["id"])
         if self.refuses:
             raise errors.Forbidden(self.refuses)
-        self.records.setdefault(record["id"], {**record, "number": len(self.records), "data": None})
+        self.records.setdefault(record["id"], {**record, "number": len(self.records), "data": None,
+                                               "status": "queued"})
+        self._answer(None)
 
     def show(self, image_id: str) -> ImageRef:
-        self._speak()
+        self._speak("show", image_id)
         if image_id not in self.records:
             raise errors.NotFound(f"Image {image_id} could not be found.")
-        return ImageRef(image_id, "qcow2", len(self.records[image_id]["data"] or b""))
+        return self._answer(ImageRef(image_id, "qcow2", len(self.records[image_id]["data"] or b"")))
 
     def delete(self, image_id: str) -> None:
-        self._speak()
+        self._speak("delete", image_id)
         self.records.pop(image_id, None)
+        self._answer(None)
 
     def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
-        self._speak()
+        self._speak("find")
         found = [record for record in self.records.values()
                  if all(record.get(name) == value for name, value in filters.items())]
-        return sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"]))
+        return self._answer(sorted(found, key=lambda record: 0 if self.same_age else -int(record["number"])))
 
     def writer(self, image_id: str) -> Callable[[Iterator[bytes]], None]:
         """What an agent stores the bytes of an image with."""
         def write(chunks: Iterator[bytes]) -> None:
             data = b"".join(chunks)
             if image_id in self.records:
-                self.records[image_id]["data"] = data
+                self.records[image_id].update(data=data, status="active")
         return write
-
-    def _speak(self) -> None:
-        if self.silent:
-            self.silent -= 1
-            raise errors.NoAnswer("the image service is silent")

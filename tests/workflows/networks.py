@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network service in memory, as the conductor uses it; it can refuse, be silent before or after it has done what was
-asked and wire late. A port's active binding is the port's own binding:host_id, as everywhere; what it is bound to
-besides stands in its "bindings"."""
+"""A network service in memory, as the conductor uses it; see ``neighbours`` for what can go wrong, and it can wire
+late. A port's active binding is the port's own binding:host_id, as everywhere; what it is bound to besides stands in
+its "bindings"."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,22 +10,21 @@ from typing import Any
 from common import errors, ids
 from common.clients.network import interface_of
 from common.models import Interface
+from tests.workflows.neighbours import Neighbour, one
 
 NETWORKS = {name: {"id": name, "name": f"net-{name}", "mtu": 1450} for name in ("n1", "n2")}
 SUBNETS = {f"s-{name}": {"id": f"s-{name}", "cidr": "10.0.0.0/24", "gateway_ip": "10.0.0.1", "enable_dhcp": True,
                          "dns_nameservers": [], "host_routes": []} for name in NETWORKS}
 
 
-class Networks:
+class Networks(Neighbour):
     """Implements ``conductor.saga.Networks``."""
 
     def __init__(self) -> None:
+        super().__init__("network service")
         self.held: dict[str, dict[str, Any]] = {}
         self.floating: dict[str, dict[str, list[str]]] = {}     # by port and fixed address
         self.refuses: str | None = None
-        self.silent = 0             # calls that are not answered, and do nothing
-        self.answers_lost = 0       # calls that are not answered, and are done all the same
-        self.calls, self.lost_at = 0, 0         # the answer to the call of this number is lost
         self.slow = False           # calls that make ports are given up, and carried out when ``catch_up`` is called
         self.put_off: list[Sequence[dict[str, Any]]] = []
         self.wires_after = 0        # looks at a bound port before it is active
@@ -34,18 +33,18 @@ class Networks:
         self.numbers = iter(range(10, 250))
 
     def ports(self, server: str) -> list[dict[str, Any]]:
-        self._speak()
+        self._speak("ports", server)
         found = [port for port in self.held.values() if port["device_id"] == server]
         for port in found:
             self._wire(port)
         return self._answer([dict(port) for port in found])
 
     def port(self, port_id: str) -> dict[str, Any]:
-        self._speak()
+        self._speak("port", port_id)
         return self._answer(dict(self._held(port_id)))
 
     def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        self._speak()
+        self._speak("create", one(port["network_id"] for port in ports))
         if self.refuses:
             raise errors.Conflict(self.refuses)
         if self.slow:
@@ -64,7 +63,7 @@ class Networks:
         return self._answer(made)
 
     def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
-        self._speak()
+        self._speak("update", port_id)
         port = self._held(port_id)
         if values.get("binding:host_id", port.get("binding:host_id")) != port.get("binding:host_id"):
             port["bindings"] = []
@@ -74,12 +73,12 @@ class Networks:
         return self._answer(dict(port))
 
     def delete(self, port_id: str) -> None:
-        self._speak()
+        self._speak("delete", port_id)
         self.held.pop(port_id, None)
         self._answer(None)
 
     def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
-        self._speak()
+        self._speak("bind_also", port["id"])
         if self.one_host_a_port:
             return self._answer(None)
         held = self._held(port["id"])
@@ -95,7 +94,7 @@ class Networks:
         return self._answer(dict(found))
 
     def activate(self, port_id: str, host: str) -> None:
-        self._speak()
+        self._speak("activate", port_id)
         port = self._held(port_id)
         if self.one_host_a_port and host != port["binding:host_id"]:
             port["binding:host_id"] = host
@@ -112,18 +111,21 @@ class Networks:
         self._answer(None)
 
     def unbind_at(self, port_id: str, host: str) -> None:
-        self._speak()
+        self._speak("unbind_at", port_id)
         if port_id in self.held:
             port = self.held[port_id]
             port["bindings"] = [one for one in port["bindings"] if one["host"] != host]
         self._answer(None)
 
     def names_guests(self) -> bool:
-        return True
+        self._speak("names_guests")
+        return self._answer(True)
 
     def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
-        return [interface_of(port, NETWORKS, SUBNETS, floating=self.floating.get(port["id"]) if floating else None)
-                for port in ports]
+        self._speak("described", one(port["id"] for port in ports))
+        return self._answer([interface_of(port, NETWORKS, SUBNETS,
+                                          floating=self.floating.get(port["id"]) if floating else None)
+                             for port in ports])
 
     def catch_up(self) -> None:
         """Carry out what was put off."""
@@ -152,14 +154,3 @@ class Networks:
         if port["binding:vif_type"] == "bridge" and port["looks"] >= self.wires_after:
             port["status"] = "ACTIVE"
 
-    def _speak(self) -> None:
-        self.calls += 1
-        if self.silent:
-            self.silent -= 1
-            raise errors.NoAnswer("the network service is silent")
-
-    def _answer(self, answer: Any) -> Any:
-        if self.answers_lost or self.calls == self.lost_at:
-            self.answers_lost = max(0, self.answers_lost - 1)
-            raise errors.NoAnswer("the network service's answer is lost")
-        return answer

@@ -21,6 +21,7 @@ from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
 from common.models import Cell, Command, Flavor, ImageRef, RequestSpec, Selection
 from common.store import actions, doctor, migrations, schema, server_groups, services
+from common.store import cleanups as store_cleanups
 from common.store.engine import Store, now
 from common.vault import Vault
 from common.wire import from_wire, to_wire
@@ -30,7 +31,7 @@ from compute_agent.sync import Agent, Work
 from compute_agent.verbs import PeerOpener, no_peer
 from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
-from conductor import reports, runner
+from conductor import cleanups, reports, runner
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
@@ -211,6 +212,7 @@ class Cloud:
             if self.is_heard(host.name):
                 self.sync(host)
         sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
+        cleanups.retry(self.engine)
         self.watcher()
         self.time.pass_by(1)
 
@@ -228,6 +230,18 @@ class Cloud:
             if not left["actions"] and not any(map(self.is_heard, owing)) and owing <= set(self.hosts):
                 return
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
+
+    def clean_up(self) -> None:
+        """The operator has all pending cleanups tried again; afterwards no neighbour has anything still to remove."""
+        self.settle()
+        for row in self.store.read(store_cleanups.list_all):
+            self.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
+        self.round()
+        assert self.pending() == []
+
+    def pending(self) -> list[tuple[str, str]]:
+        """Kind and target of each pending cleanup."""
+        return [(row.kind, row.target) for row in self.store.read(store_cleanups.list_all)]
 
     def restart_conductor(self) -> None:
         """Kill -9 and start again under the same name."""

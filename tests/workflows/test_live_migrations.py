@@ -126,11 +126,15 @@ def test_a_server_that_has_moved_stays_although_its_ports_cannot_be_activated(cl
     cloud.watcher = lambda: None
     cloud.settle()
     cloud.networks.activate = activate  # type: ignore[method-assign]
-    found = cloud.show(server)
+    found, [port] = cloud.show(server), cloud.networks.held
     assert (found.vm_state, found.host) == (states.ACTIVE, cloud.migration(server).dest_host)
     assert (cloud.migration(server).status, last(cloud, server).message) == ("completed", "No.")
     assert cloud.domains(server) == [found.host]
-    assert {one.invariant for one in cloud.findings()} == {"port-of-server"}
+    assert cloud.networks.held[port]["binding:host_id"] == "h1"
+    assert cloud.pending() == [("port", port)]
+    cloud.clean_up()
+    assert cloud.networks.held[port]["binding:host_id"] == found.host
+    assert cloud.findings() == []
 
 
 def test_where_a_port_has_one_host_it_is_moved_when_the_guest_has(cloud: Cloud) -> None:

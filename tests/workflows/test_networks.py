@@ -101,7 +101,7 @@ def test_a_dead_network_service_holds_nobody_up_for_ever_and_leaves_nothing(clou
     cloud.networks.silent = 0
     if workflow != "delete":
         ask(cloud, trial.server, "delete")
-    cloud.settle()
+    cloud.clean_up()
     assert (cloud.networks.held, cloud.findings()) == ({}, [])
 
 

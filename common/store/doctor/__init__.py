@@ -4,7 +4,7 @@
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
 something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
 guests have them, which nothing else would tell; and work that only an operator can bring on. What is merely old
-(debts, actions) is in ``ages``.
+(debts, actions, pending cleanups) is in ``ages``.
 Run it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where nothing moves.
 Hosts and network service are asked at another moment: callers repeat a finding of ``compare`` before they believe it.
 """
@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection, Row
 
 from common import states
 from common.clock import SECOND
+from common.store import cleanups
 from common.store.actions import LIVE, STUCK
 from common.store.doctor import placement
 from common.store.doctor.finding import Finding
@@ -152,18 +153,21 @@ def compare_ports(ports: Sequence[Mapping[str, Any]], tx: Connection) -> list[Fi
 
     Finds a port of no server, one that its server does not know, an interface without a port, and a port that is bound
     to another host than its server, or to one more (in its ``bindings``, where who asked has added them). What an
-    action has in hand is not judged.
+    action has in hand is not judged, nor what is known to be wrong: a pending cleanup puts it right.
     """
     query = sa.select(servers.c.id, servers.c.host, servers.c.interfaces).where(
         servers.c.deleted == 0, servers.c.action.is_(None))
     resting = {row.id: row for row in tx.execute(query)}
-    busy = set(tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))))
+    spared = {row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS} | set(
+        tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))))
     held = {str(port["id"]): port for port in ports if port.get("device_owner", "").startswith("compute:")}
     known = {one["port"]: row for row in resting.values() for one in row.interfaces or ()}
     findings = [Finding("port-of-server", port_id, f"is of {port['device_id'] or 'nobody'}, which does not know it")
-                for port_id, port in held.items() if port_id not in known and port["device_id"] not in busy]
+                for port_id, port in held.items() if port_id not in known and not spared & {port_id, port["device_id"]}]
     for port_id, row in known.items():
         port = held.get(port_id)
+        if spared & {port_id, row.id}:
+            continue
         if port is None:
             findings.append(Finding("interface-of-server", row.id, f"has an interface whose port {port_id} is gone"))
         elif port["device_id"] != row.id or (port.get("binding:host_id") or None) != row.host:
@@ -182,7 +186,8 @@ def wanderers(tx: Connection) -> set[str]:
 
 
 def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
-    """What waits, with its age in seconds: ``debts`` (server, host) and ``actions`` (server, workflow/step)."""
+    """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server, workflow/step) and
+    ``cleanups`` (server, what a neighbour has still to remove and why it has not)."""
     at = moment(tx)
     debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(
         sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at))]
@@ -190,4 +195,6 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
                                f"{', stuck' if row.state == STUCK else ''}",
                 (at - row.created_at) / SECOND) for row in tx.execute(
         sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at))]
-    return {"debts": debts, "actions": waiting}
+    pending = [(row.server_id, f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
+                (at - row.created_at) / SECOND) for row in cleanups.list_all(tx)]
+    return {"debts": debts, "actions": waiting, "cleanups": pending}

@@ -5,6 +5,7 @@ Times are microseconds since the epoch by the database's clock. JSON columns hol
 and written whole. There are no foreign keys on rows that are locked often: a child insert would lock its
 parent and deadlock with the lock order; ``doctor`` checks the references instead.
 """
+from common.store.schema.cleanups import cleanups
 from common.store.schema.columns import Json, metadata
 from common.store.schema.hosts import aggregate_hosts, aggregates, heartbeats, host_images, hosts, services
 from common.store.schema.placement import (
@@ -30,7 +31,7 @@ from common.store.schema.tenants import (
 )
 
 __all__ = [
-    "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "console_tokens", "consumers", "events",
-    "flavor_access", "flavors", "guests", "heartbeats", "host_images", "hosts", "idempotency_keys",
+    "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "cleanups", "console_tokens", "consumers",
+    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_images", "hosts", "idempotency_keys",
     "inventories", "keypairs", "metadata", "migrations", "projects", "provider_aggregates", "provider_traits",
     "providers", "quotas", "resource_classes", "server_group_members", "server_groups", "servers", "services", "traits"]

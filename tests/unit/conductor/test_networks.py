@@ -24,6 +24,7 @@ class Head:
     """What of an action's row is read here."""
 
     phase: str = "do"
+    sends: int = 0
     data: dict[str, Any] = field(default_factory=dict)
 
 

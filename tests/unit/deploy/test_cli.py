@@ -43,13 +43,14 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
     takes_one = any(name in ("host", "id") for name, _ in ARGUMENTS.get(words, ()))
-    options = parser().parse_args([*words, "node7"] if takes_one else words)
+    options = parser().parse_args([*words, "1"] if takes_one else words)
     assert callable(getattr(importlib.import_module(options.module), options.function))
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["hosts"], ["status"], ["explain", "--flavor", "x"],
                                    ["consoles", "list"], ["database", "version"], ["host", "debts"],
                                    ["action", "list"], ["action", "show", "a"], ["action", "retry", "a"],
+                                   ["cleanup", "list"], ["cleanup", "retry", "1"], ["cleanup", "drop", "1"],
                                    ["host", "restore", "a"], ["host", "drain", "a"], ["host", "evacuate", "a"]],
                          ids=" ".join)
 def test_who_only_looks_makes_no_database(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a neighbour refuses after the pivot: the server is what it should be, and the rest is a pending cleanup."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import errors, states
+from common.clock import SECOND
+from common.store import actions
+from common.store import cleanups as store_cleanups
+from conductor import cleanups
+from tests.workflows.moves import clouds, disk, server_on, stands
+from tests.workflows.scenarios import ARGS, ask, trial_of
+from tests.workflows.simulator import Cloud
+
+IN_USE = errors.Conflict("Port is currently a parent port for trunk.")
+PROTECTED = errors.Forbidden("Image is protected and cannot be deleted.")
+
+
+def last(cloud: Cloud, server: str) -> Any:
+    return cloud.store.read(lambda tx: actions.list_for(tx, server))[0]
+
+
+def rows(cloud: Cloud) -> list[Any]:
+    return cloud.store.read(store_cleanups.list_all)
+
+
+def hasten(cloud: Cloud) -> None:
+    for row in rows(cloud):
+        cloud.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
+
+
+def test_a_delete_ends_although_a_port_is_kept(cloud: Cloud) -> None:
+    cloud.round()
+    users = cloud.networks.user_makes("n2")
+    server = cloud.create(networks=[{"network": "n1"}, {"port": users}, {"network": "n2"}])[0]
+    cloud.settle()
+    kept = cloud.show(server).interfaces[0]["port"]
+    cloud.networks.refusing["delete", kept] = IN_USE
+    ask(cloud, server, "delete")
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.show(server).deleted, cloud.domains(server)) == (states.DELETED, 1, [])
+    assert (last(cloud, server).state, last(cloud, server).message) == ("done", IN_USE.text)
+    assert set(cloud.networks.held) == {kept, users}
+    assert cloud.networks.held[users]["device_id"] == ""
+    [row] = rows(cloud)
+    assert (row.kind, row.target, row.server_id, row.project_id, row.why) == (
+        "port", kept, server, "project", IN_USE.text)
+    assert cloud.findings() == []
+    cloud.networks.well()
+    cloud.clean_up()
+    assert (set(cloud.networks.held), cloud.findings()) == ({users}, [])
+
+
+@pytest.mark.parametrize("workflow", ["unshelve", "unshelve_here"])
+def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workflow: str) -> None:
+    trial = trial_of(cloud, workflow)
+    image = trial.was.shelved_image_id
+    cloud.images.refusing["delete", image] = PROTECTED
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.ACTIVE, 1, images=1)
+    server = cloud.show(trial.server)
+    assert (server.shelved_image_id, server.shelved_at, server.power_state) == (None, None, states.RUNNING)
+    if workflow == "unshelve_here":
+        assert disk(cloud, trial.server) == {"canary": "alive"}
+    with pytest.raises(errors.WrongState):
+        ask(cloud, trial.server, "shelveOffload")
+    assert cloud.pending() == [("image", image)]
+    ask(cloud, trial.server, "shelve")          # into the same image, as this test's requests name it
+    cloud.settle()
+    cloud.images.well()
+    cloud.clean_up()
+    trial.is_right(states.SHELVED, 1, images=1)
+
+
+@pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
+def test_a_server_that_leaves_its_host_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: str) -> None:
+    trial = trial_of(cloud, "shelve")
+    if was == states.STOPPED:
+        ask(cloud, trial.server, "os-stop")
+        cloud.settle()
+    cloud.engine.shelved_offload_time = 0
+    [port] = cloud.networks.held
+    cloud.networks.refusing["update", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    trial.is_right(states.SHELVED_OFFLOADED, 0, images=1)
+    assert cloud.networks.held[port]["binding:host_id"] != ""
+    cloud.networks.well()
+    cloud.clean_up()
+    assert cloud.networks.held[port]["binding:host_id"] == ""
+    ask(cloud, trial.server, "unshelve")
+    cloud.settle()
+    trial.is_right(states.ACTIVE, 1)
+
+
+def test_a_port_that_its_server_has_again_stays_where_it_is(cloud: Cloud) -> None:
+    """The offload could not unbind it; by the time that can be done the server is on a host again."""
+    trial = trial_of(cloud, "offload")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["update", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    cloud.networks.well()
+    ask(cloud, trial.server, "unshelve")
+    cloud.settle()
+    cloud.clean_up()
+    assert cloud.networks.held[port]["binding:host_id"] == cloud.show(trial.server).host
+    assert cloud.findings() == []
+
+
+def test_an_action_that_comes_between_has_the_last_word(cloud: Cloud) -> None:
+    """The cleanup unbinds the port although the server is being unshelved: that is noticed, and put right."""
+    trial = trial_of(cloud, "offload")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["update", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    cloud.networks.well()
+    update = cloud.networks.update
+
+    def slow(port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        cloud.networks.update = update  # type: ignore[method-assign]  # the double is the test's to bend
+        ask(cloud, trial.server, "unshelve")
+        for _ in range(20):
+            cloud.advance()
+            for host in cloud.hosts.values():
+                host.work()
+                cloud.sync(host)
+        assert cloud.show(trial.server).vm_state == states.ACTIVE
+        return update(port_id, values)
+    cloud.networks.update = slow  # type: ignore[method-assign]
+    hasten(cloud)
+    cleanups.retry(cloud.engine)
+    assert cloud.networks.held[port]["binding:host_id"] == ""
+    cloud.clean_up()
+    assert cloud.networks.held[port]["binding:host_id"] == cloud.show(trial.server).host
+    assert cloud.findings() == []
+
+
+def test_a_detached_interface_is_gone_although_its_port_is_kept(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "detach_interface")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["delete", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    assert (cloud.show(trial.server).interfaces, cloud.pending()) == ([], [("port", port)])
+    trial.is_right(states.ACTIVE, 1)
+    cloud.networks.well()
+    cloud.clean_up()
+    assert cloud.networks.held == {}
+
+
+@pytest.mark.parametrize("call", ["bind_there", "let_go"])
+def test_a_moved_server_has_left_its_source_in_the_end(cloud: Cloud, call: str) -> None:
+    trial = trial_of(cloud, "live_migrate")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["unbind_at" if call == "let_go" else "bind_also", port] = IN_USE
+    cloud.watcher = lambda: None
+    trial.begin()
+    cloud.settle()
+    moved = call == "let_go"
+    assert (cloud.show(trial.server).host != trial.was.host) == moved
+    assert cloud.pending() == ([("binding", port)] if moved else [])
+    trial.is_right(states.ACTIVE, 1)
+    cloud.networks.well()
+    cloud.clean_up()
+    assert [one["host"] for one in cloud.networks.held[port]["bindings"]] == []
+    assert cloud.findings() == []
+
+
+def test_a_binding_that_its_server_came_back_to_stays(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "live_migrate")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["unbind_at", port] = IN_USE
+    cloud.watcher = lambda: None
+    trial.begin()
+    cloud.settle()
+    ask(cloud, trial.server, "os-migrateLive")
+    cloud.settle()
+    cloud.networks.well()
+    cloud.clean_up()
+    held = cloud.networks.held[port]
+    assert (held["binding:host_id"], held["bindings"]) == (cloud.show(trial.server).host, [])
+    assert cloud.show(trial.server).host == trial.was.host
+
+
+def test_a_reverted_server_runs_although_its_ports_are_never_wired() -> None:
+    cloud = clouds()
+    cloud.engine.vif_plugging_timeout = 20
+    server = server_on(cloud)
+    cloud.move(server, "migrate")
+    cloud.settle()
+    cloud.networks.wires_after = 1000
+    cloud.close(server, "revertResize")
+    cloud.settle()
+    stands(cloud, server, states.ACTIVE, "h1")
+    assert disk(cloud, server) == {"canary": "alive"}
+    cloud.store.close()
+
+
+# --- a neighbour that does not answer any more ---
+@pytest.mark.parametrize(("workflow", "name", "after"), [
+    ("unshelve", "images", 1), ("unshelve_here", "images", 0), ("backup", "images", 1), ("delete", "networks", 0),
+    ("offload", "networks", 0), ("detach_interface", "networks", 0), ("live_migrate", "networks", 3)])
+def test_nobody_waits_for_ever_for_a_dead_neighbour(cloud: Cloud, workflow: str, name: str, after: int) -> None:
+    """``after`` so many calls it says nothing any more."""
+    trial = trial_of(cloud, workflow)
+    dead, cloud.watcher = getattr(cloud, name), lambda: None
+    speak, calls = dead._speak, dead.calls
+
+    def say(*what: str) -> None:
+        dead.silent = int(dead.calls >= calls + after)
+        speak(*what)
+    dead._speak = say
+    trial.begin()
+    cloud.settle()
+    server = cloud.show(trial.server)
+    assert (server.vm_state, server.task_state, server.action) == (trial.scenario.ends, None, None)
+    assert last(cloud, trial.server).state == "done"
+    assert cloud.pending() != []
+    dead._speak = speak
+    dead.well()
+    for _ in range(4):
+        cloud.time.pass_by(20)
+        cloud.round()
+    assert cloud.pending() == [], "it is asked once a minute"
+    trial.has_ended()
+
+
+# --- backups ---
+def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
+    image = f"{number:08d}-0000-4000-8000-000000000000"
+    cloud.ask(server, "createBackup", args={
+        **ARGS["createBackup"], "image_id": image, "rotation": rotation,
+        "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": server}})
+    cloud.settle()
+    assert cloud.images.records[image]["data"] is not None, "the new backup is lost"
+    return image
+
+
+@pytest.fixture
+def kept(cloud: Cloud) -> tuple[str, str, str]:
+    """A server, its old backup that is protected, and its new one."""
+    server = trial_of(cloud, "backup").server
+    old = backup(cloud, server, 1)
+    cloud.images.refusing["delete", old] = PROTECTED
+    new = backup(cloud, server, 2)
+    assert (last(cloud, server).state, last(cloud, server).message) == ("done", PROTECTED.text)
+    assert cloud.pending() == [("backups", server)]
+    return server, old, new
+
+
+def test_a_backup_that_cannot_go_costs_the_new_one_nothing(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+    cloud.images.well()
+    cloud.clean_up()
+    assert list(cloud.images.records) == [kept[2]]
+
+
+def test_an_old_backup_stays_when_it_is_the_last_one(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+    """Its user has removed the new one meanwhile."""
+    cloud.images.well()
+    cloud.images.delete(kept[2])
+    cloud.clean_up()
+    assert list(cloud.images.records) == [kept[1]]
+
+
+def test_the_rotation_that_was_asked_for_last_counts(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+    newest = backup(cloud, kept[0], 3, rotation=5)
+    assert cloud.pending() == []
+    cloud.images.well()
+    cloud.clean_up()
+    assert sorted(cloud.images.records) == [kept[1], kept[2], newest]
+
+
+def test_backups_of_a_deleted_server_are_left_alone(cloud: Cloud, kept: tuple[str, str, str]) -> None:
+    ask(cloud, kept[0], "delete")
+    cloud.settle()
+    cloud.images.well()
+    cloud.clean_up()
+    assert sorted(cloud.images.records) == [kept[1], kept[2]]
+
+
+# --- patience ---
+def test_tries_become_rare_and_a_cleanup_is_done_once(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "delete")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["delete", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    waits = []
+    for _ in range(12):
+        row = rows(cloud)[0]
+        before = cloud.time.micros
+        cloud.time.micros = max(row.due_at, before)
+        assert cleanups.retry(cloud.engine) == 1
+        assert cleanups.retry(cloud.engine) == 0
+        waits.append((rows(cloud)[0].due_at - cloud.time.micros + 100) // SECOND)
+    assert waits[:3] == [20, 40, 80], "the first try was while the delete ended"
+    assert waits[-1] == 3600
+    assert rows(cloud)[0].tries >= 12
+    cloud.networks.well()
+    cloud.time.pass_by(3600)
+    assert cleanups.retry(cloud.engine) == 1
+    assert (rows(cloud), cloud.networks.held) == ([], {})
+
+
+def test_what_is_gone_by_itself_is_no_cleanup_any_more(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "delete")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["delete", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    del cloud.networks.held[port]
+    cloud.clean_up()
+
+
+def test_a_port_that_somebody_else_has_by_now_is_theirs(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "delete")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["delete", port] = IN_USE
+    trial.begin()
+    cloud.settle()
+    cloud.networks.held[port]["device_id"] = "another"
+    cloud.networks.well()
+    cloud.clean_up()
+    assert list(cloud.networks.held) == [port]
+
+
+def test_a_cleanup_that_fails_unexpectedly_delays_only_itself(cloud: Cloud) -> None:
+    cloud.round()
+    servers = cloud.create(2)
+    cloud.settle()
+    for port in cloud.networks.held:
+        cloud.networks.refusing["delete", port] = IN_USE
+    for server in servers:
+        ask(cloud, server, "delete")
+    cloud.settle()
+    poison, delete = rows(cloud)[0].target, cloud.networks.delete
+    cloud.networks.well()
+
+    def fail(port_id: str) -> None:
+        if port_id == poison:
+            raise RuntimeError("nobody foresaw this")
+        delete(port_id)
+    cloud.networks.delete = fail  # type: ignore[method-assign]  # the double is the test's to bend
+    hasten(cloud)
+    cloud.round()
+    assert cloud.pending() == [("port", poison)]
