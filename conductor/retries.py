@@ -31,9 +31,10 @@ def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float
     Raises:
         Unavailable: the database does not answer.
     """
+    def pause(row: Row[Any]) -> int:
+        return max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends)))
+
     def work(tx: Connection) -> None:
-        def pause(row: Row[Any]) -> int:
-            return max(int(wait * SECOND), min(at_most * SECOND, _pause(row.sends)))
         actions.update(tx, {row.id: {"due_at": now() + pause(row), "sends": row.sends + 1, "owner": None,
                                      "lease_until": None}
                             for row in actions.lock(tx, (row.id for row in rows)).values()

@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 
 revision = "0009"
-down_revision = "0006"
+down_revision = "0008"
 
 _JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call that a workflow makes to a neighbour, refused, silent, or done without an answer.
+
+Generated: an undisturbed run tells the calls. Whatever becomes of one of them, the action ends, records and hosts
+agree, a disk that was written to is nowhere lost, the doctor finds nothing but pending cleanups; and when the
+neighbour is well again nothing is left there.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from common import states
+from common.store import actions
+from compute_agent.virt.memory import Fail
+from conductor.workflows import WORKFLOWS
+from tests.schemas import memory_store
+from tests.workflows.neighbours import Answer, Neighbour
+from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
+from tests.workflows.simulator import Cloud, Time
+
+NEIGHBOURS = ("images", "networks")
+#: Workflows that call a neighbour.
+CALLERS = [name for name, scenario in SCENARIOS.items() if not scenario.brief and not scenario.placed and any(
+    step.outside or step.undo_outside for step in WORKFLOWS[name].steps)]
+#: Those that call one on the way back, with the host's verb that fails.
+RETURNING = {name: SCENARIOS[name].verbs[-1] for name in CALLERS
+             if any(step.undo_outside for step in WORKFLOWS[name].steps)}
+#: Evacuations call nobody after the pivot, and take longest.
+ONE_BY_ONE = [pytest.param(name, marks=pytest.mark.slice("moves")) if name == "evacuate" else name for name in CALLERS]
+BACK = [one for one in ONE_BY_ONE if getattr(one, "values", (one,))[0] in RETURNING]
+Call = tuple[str, int]                  # a neighbour, and the number of the call in the run
+
+
+@contextmanager
+def trial(workflow: str, fails: str = "") -> Iterator[Trial]:
+    """A cloud just before the workflow is asked for; ``fails``: a verb that its hosts cannot do."""
+    time = Time()
+    cloud = Cloud(memory_store(time), time)
+    made = trial_of(cloud, workflow)
+    cloud.watcher = lambda: None
+    for host in cloud.hosts.values():
+        host.driver.script |= {fails: [Fail("It broke.")] * 9} if fails else {}
+    yield made
+    cloud.store.close()
+
+
+def neighbour(cloud: Cloud, name: str) -> Neighbour:
+    found: Neighbour = getattr(cloud, name)
+    return found
+
+
+def calls_of(workflow: str, fails: str = "") -> list[Call]:
+    """The calls of an undisturbed run; of one whose host fails, those that were made afterwards."""
+    with trial(workflow, fails) as made:
+        cloud = made.cloud
+        before = {name: neighbour(cloud, name).calls for name in NEIGHBOURS}
+        reached = dict(before)
+
+        def failed(verb: str, step: str, where: str) -> None:
+            if (verb, where) == (fails, "after"):
+                reached.update({name: neighbour(cloud, name).calls for name in NEIGHBOURS})
+        for host in cloud.hosts.values():
+            host.fault_point = failed
+        made.begin()
+        cloud.settle()
+        found = [(name, number - before[name]) for name in NEIGHBOURS
+                 for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1)]
+    assert found, "it makes no call"
+    return found
+
+
+@contextmanager
+def disturbed(workflow: str, call: Call, how: Answer, fails: str = "") -> Iterator[Trial]:
+    """The workflow has run, and that call came to this."""
+    with trial(workflow, fails) as made:
+        found = neighbour(made.cloud, call[0])
+        number = found.calls + call[1]
+        found.script[number] = how
+        made.begin()
+        made.cloud.settle()
+        print(f"{workflow}, call {call}, {found.asked[number - 1]}: {how.name}")       # for one that fails
+        yield made
+
+
+def is_whole(trial: Trial) -> None:
+    """Records and hosts agree, nothing is in hand, and what the server has written is there or in its image."""
+    cloud, server, scenario = trial.cloud, trial.cloud.show(trial.server), trial.scenario
+    assert (server.task_state, server.action) == (None, None)
+    assert cloud.findings() == []
+    image = cloud.images.records.get(server.shelved_image_id or "", {})
+    if server.vm_state in (states.SHELVED, states.SHELVED_OFFLOADED):
+        assert image.get("data") is not None
+    if server.host is None or server.deleted:
+        assert cloud.domains(trial.server) == []
+        assert server.vm_state in (states.DELETED, states.SHELVED_OFFLOADED) or scenario.ask == "create"
+        return
+    assert server.host in cloud.domains(trial.server) or KILL in scenario.before
+    disks = [host.driver.guests[trial.server].disk for host in cloud.hosts.values()
+             if trial.server in host.driver.guests]
+    was_there = scenario.ask != "create" and "shelveOffload" not in scenario.before
+    assert not was_there or any("canary" in disk for disk in disks), disks
+
+
+def last(trial: Trial) -> Any:
+    return trial.cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
+
+
+@pytest.mark.parametrize("workflow", ONE_BY_ONE)
+def test_a_refusal_leaves_a_server_whole(workflow: str) -> None:
+    for name, number in calls_of(workflow):
+        how = (Answer.FORBIDDEN, Answer.CONFLICT)[number % 2]
+        with disturbed(workflow, (name, number), how) as trial:
+            is_whole(trial)
+            cloud, scenario, ended = trial.cloud, trial.scenario, last(trial)
+            server = cloud.show(trial.server)
+            assert server.vm_state == {"done": scenario.ends, "failed": scenario.fails_as}[ended.state]
+            neighbour(cloud, name).well()
+            cloud.clean_up()
+            is_whole(trial)
+            assert cloud.show(trial.server).vm_state == server.vm_state
+            images = scenario.images if ended.state == "done" else scenario.fails_images
+            assert len(cloud.images.records) == images
+
+
+@pytest.mark.parametrize("workflow", BACK)
+def test_a_refusal_on_the_way_back_changes_nothing(workflow: str) -> None:
+    for call in calls_of(workflow, RETURNING[workflow]):
+        with disturbed(workflow, call, Answer.CONFLICT, RETURNING[workflow]) as trial:
+            assert (last(trial).state, last(trial).message) == ("failed", "It broke.")
+            cloud, scenario = trial.cloud, trial.scenario
+            for host in cloud.hosts.values():
+                host.driver.script.clear()
+            is_whole(trial)
+            assert cloud.show(trial.server).vm_state == scenario.fails_as
+            neighbour(cloud, call[0]).well()
+            cloud.clean_up()
+            trial.is_right(scenario.fails_as, scenario.fails_with, scenario.fails_images)
+
+
+@pytest.mark.slice("guests")        # stories of single workflows in the default set have both
+@pytest.mark.parametrize("workflow", CALLERS)
+@pytest.mark.parametrize("how", [Answer.LOST, Answer.SILENT], ids=lambda how: how.name.lower())
+def test_silence_makes_it_late(workflow: str, how: Answer) -> None:
+    for call in calls_of(workflow):
+        with disturbed(workflow, call, how) as trial:
+            trial.has_ended()
+            assert trial.cloud.pending() == []
