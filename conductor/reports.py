@@ -132,15 +132,23 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     session, booted = hosts.greet(tx, sync.host, sync.boot_id, sync.inventory)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if booted:
-        row = replace(states.row("reboot", "HARD"), vm=states.ANY)
+        guests.lost_power(tx, sync.host)
         for server in guests.wanted_running_on(tx, sync.host):
-            system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",),
-                                    request_id=ids.new_request())
-            try:
-                actions.begin(tx, row, server.id, context=system)
-            except errors.Problem as problem:       # it is not idle any more: what somebody asked for meanwhile counts
-                log.info("server %s is not started by the boot of %s: %s", server.id, sync.host, problem)
+            if not _start_again(tx, server, sync.host):
+                guests.lost_power(tx, sync.host, server.id)
     return session
+
+
+def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
+    """Begin what starts the guest of a server whose host was booted; False: somebody has begun another action."""
+    row = replace(states.row("reboot", "HARD"), vm=states.ANY)
+    system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
+    try:
+        actions.begin(tx, row, server.id, context=system)
+    except errors.Problem as problem:
+        log.info("server %s is not started by the boot of %s yet: %s", server.id, host, problem)
+        return False
+    return True
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
@@ -265,7 +273,14 @@ def _differing(tx: Connection, syncs: Sequence[Sync]) -> tuple[News, dict[str, i
 def _is_news(server: Row[Any], host: str, domain: DomainState) -> bool:
     """A state under the server's present fence, of an idle server on this host, that its row does not say."""
     return bool(server.host == host and server.action is None and domain.fence == server.fence
-                and domain.power_state != server.power_state)
+                and (domain.power_state != server.power_state or _lost_power(server, domain)))
+
+
+def _lost_power(server: Row[Any], domain: DomainState) -> bool:
+    """Was its host booted during an action, which has ended since? A server that should run and is known to be off is
+    in that state by nothing else (``guests.lost_power``)."""
+    return server.vm_state in (states.ACTIVE, states.RESCUED) and (
+        domain.power_state == server.power_state == states.SHUTDOWN)
 
 
 #: What a guest did behind our back: (vm_state, power states seen) -> (vm_state, whether it may still run)
@@ -282,6 +297,9 @@ def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> Non
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
         if server is None or not _is_news(server, host, domain):
+            continue
+        if _lost_power(server, domain):
+            _start_again(tx, server, host)
             continue
         changes[server_id] = {"power_state": domain.power_state}
         for before, seen, after, may_run in _BEHIND_OUR_BACK:

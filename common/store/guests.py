@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from common import states
 from common.store import allocations
 from common.store.engine import for_update, insert_many, now
 from common.store.schema import guests, heartbeats, servers, services
@@ -140,6 +141,15 @@ def forgive(tx: Connection, host: str) -> None:
     if owed:
         allocations.release(tx, [(row.holder or row.server_id, host) for row in owed])
         tx.execute(sa.delete(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
+
+
+def lost_power(tx: Connection, host: str, server: str | None = None) -> None:
+    """The host was booted: guests that should run there, of servers with an action in hand, are known to be off. When
+    that action does not start them they are started after it."""
+    here = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == RUNNING)
+    wanted = here.where(guests.c.server_id == server) if server else here
+    tx.execute(sa.update(servers).where(servers.c.id.in_(wanted), servers.c.action.is_not(None))
+               .values(power_state=states.SHUTDOWN))
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:

@@ -77,6 +77,25 @@ def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(cloud: Clou
     assert host.agent.session
 
 
+@pytest.mark.parametrize("key", ["snapshot", "pause", "attach_interface"])
+def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud, key: str) -> None:
+    """Whatever has it in hand ends first; then it is started as after any boot."""
+    trial = trial_of(cloud, key)
+    host = cloud.hosts[cloud.show(trial.server).host]
+    trial.begin()
+    cloud.advance()
+    host.power_cut()
+    for _ in range(3):
+        cloud.round()
+    host.power_on()
+    for _ in range(130):
+        cloud.round()
+    assert host.driver.guests[trial.server].power_state == states.RUNNING
+    row = cloud.show(trial.server)
+    assert (row.vm_state, row.power_state, row.action) == (states.ACTIVE, states.RUNNING, None)
+    assert cloud.findings() == []
+
+
 def test_a_second_action_is_refused_with_the_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     trial.begin()
