@@ -27,9 +27,11 @@ def spec(engine: Engine, run: Run, image: ImageRef | None = None) -> GuestSpec:
     the server's own image asks for, because that was claimed."""
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
+    secrets = run.secrets(engine)
     made = guest_spec(
         run.server, run.fence, image, availability_zone=run.changes.get("availability_zone"),
-        files=run.action.args.get("files", []), admin_pass=run.secrets(engine).get("admin_pass", ""))
+        # In args they are of an action that was accepted before 0008.
+        files=secrets.get("files") or run.action.args.get("files", []), admin_pass=secrets.get("admin_pass", ""))
     return replace(made, interfaces=networks.of(run), paused=networks.is_waiting(run), fitting=run.fitting)
 
 

@@ -57,7 +57,7 @@ def act(request: Request, server: Any) -> Answer:
                       args=prepared.args)
         return Answer(None, row.success)
     action_id = request.begin(prepared.begin, rows, server.id, args=prepared.args, changes=prepared.changes,
-                              secrets=passwords.sealed(request.services.vault, prepared.password))
+                              secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files))
     request.services.bell.ring()
     step = prepared.answer_after or row.answer_after
     if step is not None:

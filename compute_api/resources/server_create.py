@@ -52,6 +52,7 @@ class Order:
     columns: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)
     group: str | None = None
+    files: list[dict[str, str]] = field(default_factory=list, repr=False)
 
 
 def create(request: Request) -> Answer:
@@ -143,11 +144,8 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
         "availability_zone": None, "pinned_availability_zone": where.zone}
-    args: dict[str, Any] = {**where.args, **interfaces.args}
-    if files:
-        args["files"] = files
-    return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns, args,
-                 group)
+    return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns,
+                 {**where.args, **interfaces.args}, group, files)
 
 
 def _destination(request: Request, body: dict[str, Any]) -> Destination:
@@ -196,7 +194,7 @@ def _rows(request: Request, order: Order, reservation_id: str, made: list[tuple[
     """The rows of servers and of the actions that will build them, with the ids ``made`` for both."""
     context = request.context
     server_rows, action_rows = [], []
-    sealed = passwords.sealed(request.services.vault, password(made[0][0]))
+    sealed = passwords.sealed(request.services.vault, password(made[0][0]), order.files)
     for number, (server_id, action_id) in enumerate(made):
         suffix = f"-{number + 1}" if order.most > 1 else ""
         name = order.name + suffix

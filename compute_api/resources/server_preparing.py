@@ -30,7 +30,7 @@ Begin = Callable[..., str]
 class Prepared:
     """An action that was understood.
 
-    args: frozen facts for the workflow. password: sealed into the action's row. changes: columns of the server.
+    args: frozen facts for the workflow. password, files: sealed into the action's row. changes: columns of the server.
     answer: makes the answer when the action has been begun; None: an empty one. begin: what begins it in the store,
     called as ``actions.begin``. answer_after: the step that the answer waits for, where the row's own word is not all;
     failure: the error that its failure is.
@@ -43,6 +43,7 @@ class Prepared:
     begin: Begin = actions.begin
     answer_after: str | None = None
     failure: type[errors.Problem] = errors.Conflict
+    files: list[dict[str, str]] = field(default_factory=list, repr=False)
 
 
 def refuse_changed(row: Any, judged: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from common import errors, models, states
 from common.store import actions, keypairs, servers
 from common.store.servers import loads
+from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_api import passwords
 from compute_api.request import Answer, Request
@@ -55,26 +56,30 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     changes |= {"image_id": image.ref.id, "image": to_wire(image.ref), **key}
     args: dict[str, Any] = {"preserve_ephemeral": truth(given.get("preserve_ephemeral", False))}
     if files:
-        args["files"], changes["config_drive"] = files, True
+        changes["config_drive"] = True
     password = given.get("adminPass") or passwords.new()
 
     def answer() -> Answer:
         row = request.read(servers.show, server.id, request.scope)
         links = request.links.of("servers", server.id)
         return Answer(rebuilt(request, row, password), 202, {"Location": links[0]["href"]})
-    return Prepared(args, password, changes, answer, _begins(server, image.ref.id))
+    return Prepared(args, password, changes, answer, _begins(server, image.ref.id, request.services.vault), files=files)
 
 
-def _begins(server: Any, image_id: str) -> Begin:
+def _begins(server: Any, image_id: str, vault: Vault | None) -> Begin:
     """With another image the action keeps what the row says, for when its host may not have it; and what it writes of
-    what can be changed meanwhile."""
+    what can be changed meanwhile. User data is kept sealed."""
     def begin(tx: Any, rows: Sequence[states.Action], server_id: str, *, args: dict[str, Any], changes: dict[str, Any],
               project_id: str | None, **more: Any) -> str:
         actions.take_lock(tx, server_id, project_id)
         row = servers.show(tx, server_id)
         refuse_changed(row, server)                 # the image service was asked since it was read
         if image_id != row.image_id:
-            args = {**args, "before": servers.written(row, changes),
+            before = servers.written(row, changes)
+            if vault is not None and before.get("user_data"):
+                kept = vault.open(more["secrets"]) if more["secrets"] else {}
+                more["secrets"] = vault.seal({**kept, "before": {"user_data": before.pop("user_data")}})
+            args = {**args, "before": before,
                     "wrote": {name: value for name, value in changes.items() if name in _UNGUARDED}}
         return actions.begin(tx, rows, server_id, args=args, changes=changes, project_id=project_id, **more)
     return begin

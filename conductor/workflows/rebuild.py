@@ -63,10 +63,11 @@ def _rebuilt(tx: Connection, run: Run, result: Result) -> None:
             vm_state=states.ACTIVE if runs else states.STOPPED)
 
 
-def _taken_back(run: Run) -> dict[str, Any]:
+def _taken_back(engine: Engine, run: Run) -> dict[str, Any]:
     """The columns as they were, but for those that somebody has changed since the request wrote them."""
     wrote = run.action.args.get("wrote", {})
-    return {name: value for name, value in run.action.args["before"].items()
+    before = {**run.action.args["before"], **run.secrets(engine).get("before", {})}
+    return {name: value for name, value in before.items()
             if name not in wrote or getattr(run.server, name) == wrote[name]}
 
 
@@ -74,7 +75,7 @@ def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> No
     """Refused before the host was told: as it was. Later the row says the new image already: only another rebuild, or
     a look by its owner, makes that true."""
     if run.action.step != TELL and _has_another_image(run):
-        run.set(**_taken_back(run))
+        run.set(**_taken_back(engine, run))
     else:
         run.set(vm_state=states.ERROR, fault=fault_of(tx, problem))
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common.clients.image import Image
+from common.models import ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
+from tests.api.test_rebuild import OTHER_IMAGE
 
 SECRET = "correct horse battery staple"
 
@@ -99,6 +102,33 @@ def test_a_cloud_without_a_key_sets_none(cloud: Cloud) -> None:
     assert answer.status_code == 501
     assert "secret_key" in answer.json["notImplemented"]["message"]
     assert len(cloud.rows(schema.actions)) == 1
+
+
+FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
+
+
+def test_files_and_former_user_data_are_sealed(sealing: Cloud) -> None:
+    """User data itself can be read by its owner; the action does not keep what a rebuild has replaced."""
+    answer = sealing.call("POST", "/servers", {"server": {
+        "name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES, "user_data": "Zm9ybWVy"}})
+    assert answer.status_code == 202, answer.text
+    assert last_secret(sealing)["files"] == FILES
+    assert FILES[0]["contents"] not in everything(sealing)
+    server = answer.json["server"]["id"]
+    sealing.rest(server)
+    sealing.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
+    body = {"rebuild": {"imageRef": OTHER_IMAGE, "user_data": None}}
+    answer = sealing.call("POST", f"/servers/{server}/action", body, mv="2.57")
+    assert answer.status_code == 202, answer.text
+    assert last_secret(sealing)["before"] == {"user_data": "Zm9ybWVy"}
+    assert "Zm9ybWVy" not in everything(sealing)
+
+
+def test_a_cloud_without_a_key_injects_no_files(cloud: Cloud) -> None:
+    answer = cloud.call("POST", "/servers", {"server": {
+        "name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES}})
+    assert (answer.status_code, cloud.rows(schema.servers)) == (501, [])
+    assert "secret_key" in answer.json["notImplemented"]["message"]
 
 
 @pytest.mark.parametrize("body", [

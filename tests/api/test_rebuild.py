@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,11 +108,16 @@ def test_null_takes_away_and_nothing_leaves_as_it_is(cloud: Cloud, server: str) 
     assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["was"] == "stopped"
 
 
-def test_files_travel_on_a_config_drive(cloud: Cloud, server: str) -> None:
-    files = [{"path": "/etc/motd", "contents": "aGk="}]
+def test_files_travel_on_a_config_drive(make_cloud: Callable[..., Cloud]) -> None:
+    files, cloud = [{"path": "/etc/motd", "contents": "aGk="}], make_cloud(secret_key="k")
+    server = cloud.create()
+    cloud.rest(server)
+    cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
     assert rebuild(cloud, server, personality=files).status_code == 202
     assert cloud.rows(schema.servers)[0].config_drive
-    assert max(cloud.rows(schema.actions), key=lambda action: action.fence).args["files"] == files
+    assert cloud.vault is not None
+    newest = max(cloud.rows(schema.actions), key=lambda action: action.fence)
+    assert cloud.vault.open(newest.secrets)["files"] == files
 
 
 @pytest.mark.parametrize(("change", "text"), [

@@ -81,12 +81,13 @@ def test_certificates_are_kept_but_a_signed_image_is_not_booted_unvalidated(clou
     assert refused.json["badRequest"]["message"].startswith("trusted_image_certificates: this cloud does not validate")
 
 
-def test_personality_travels_on_the_config_drive(cloud: Cloud) -> None:
-    contents = base64.b64encode(b"motd").decode()
+def test_personality_travels_on_the_config_drive(make_cloud: Callable[..., Cloud]) -> None:
+    contents, cloud = base64.b64encode(b"motd").decode(), make_cloud(secret_key="k")
     assert post(cloud, personality=[{"path": "/etc/motd", "contents": contents}]).status_code == 202
     [row], [action] = cloud.rows(schema.servers), cloud.rows(schema.actions)
     assert row.config_drive
-    assert action.args["files"] == [{"path": "/etc/motd", "contents": contents}]
+    assert cloud.vault is not None
+    assert cloud.vault.open(action.secrets)["files"] == [{"path": "/etc/motd", "contents": contents}]
     assert post(cloud, "2.57", networks="none", personality=[]).status_code == 400
 
 

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from common import errors
 from common.models import HostInventory
 from common.store import hosts, schema, upgrades
-from common.store.engine import Store
+from common.store.engine import Store, insert_many
 
 
 def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
@@ -70,4 +70,20 @@ def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> No
     assert store.read(lambda tx: tx.scalar(sa.select(schema.providers.c.id))) == 1
     with store.begin() as tx:
         tx.execute(sa.insert(schema.providers).values(uuid="v", name="v", root_uuid="v", created_at=1, changed_at=1))
+    store.close()
+
+
+def test_files_of_ended_actions_are_forgotten(database_url: str) -> None:
+    """They were readable in the arguments; an action that still runs needs them."""
+    store = Store(database_url)
+    upgrades.upgrade(store, "0006")
+    files = {"files": [{"path": "/etc/key", "contents": "c2VjcmV0"}], "was": "active"}
+    row = {"server_id": "s", "project_id": "p", "user_id": "u", "request_id": "r", "name": "create", "version": 1,
+           "workflow": "create", "args": files, "fence": 1, "data": {}, "created_at": 1, "updated_at": 1}
+    with store.begin() as tx:
+        insert_many(tx, schema.actions, [{**row, "id": state, "state": state} for state in ("done", "due")])
+    upgrades.upgrade(store)
+    found = store.read(lambda tx: {row.id: row.args for row in tx.execute(sa.select(
+        schema.actions.c.id, schema.actions.c.args))})
+    assert found == {"done": {"was": "active"}, "due": files}
     store.close()
