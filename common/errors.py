@@ -22,7 +22,8 @@
         ├── Lost               503  compare-and-set found that another writer was first
         ├── TooBusy            503  others hold rows of the store that it needs; nothing was changed
         └── NoStore            503  the store does not answer at all
-            └── Unsure         503  nor did it say whether the change was made
+            ├── Unsure         503  nor did it say whether the change was made
+            └── WrongSchema    503  it is of another version than this code
 
 The text given is public; the cause (``raise … from``) goes to the log only. ``retryable`` says whether the
 same request can succeed later without being changed.
@@ -143,6 +144,10 @@ class TooBusy(Unavailable):
 class NoStore(Unavailable):
     def __init__(self, text: str = "The database does not answer; try again.") -> None:
         super().__init__(text)
+
+
+class WrongSchema(NoStore):
+    pass
 
 
 class Unsure(NoStore):

@@ -30,11 +30,12 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     from common.rpc import agent, conductor
     from common.rpc.transport import Transport
     from common.store.engine import Store
+    from common.store.version import guarded
     from common.vault import Vault
     from compute_api import app, tokens
     from compute_api.dependencies import Services
     conf = conf or service.start("api")
-    store, transport = Store.opened(conf.database, pool=conf.api.threads), Transport(conf)
+    store, transport = guarded(Store.opened(conf.database, pool=conf.api.threads)), Transport(conf)
     _opened.extend((transport, store))
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)

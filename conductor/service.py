@@ -28,6 +28,7 @@ from common.rpc.transport import Transport
 from common.store import actions, services
 from common.store.allocations import Patience
 from common.store.engine import Connection, Store
+from common.store.version import await_fitting, guarded
 from common.vault import Vault
 from conductor import cleanups, fencing, reports, runner
 from conductor.image_service import ImageService
@@ -239,7 +240,9 @@ class Conductor:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
-    store, transport = Store.opened(conf.database), Transport(conf)
+    store = guarded(Store.opened(conf.database))
+    await_fitting(store)
+    transport = Transport(conf)
     identity = Identity(conf)
     post, spread = Messages(transport, identity), Spread(conf.network.calls)
     engine = Engine(

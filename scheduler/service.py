@@ -20,6 +20,7 @@ from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import services
 from common.store.engine import Store
+from common.store.version import await_fitting, guarded
 from scheduler import filters, weighers
 from scheduler.hosts import Hosts, Wants
 from scheduler.proposals import Proposals
@@ -68,7 +69,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
-    store, transport = Store.opened(conf.database), Transport(conf)
+    store = guarded(Store.opened(conf.database))
+    await_fitting(store)
+    transport = Transport(conf)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
     scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), wants(conf)), wanted)))
     stop = threading.Event()

@@ -127,9 +127,10 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     from common.rpc import agent
     from common.rpc.transport import Transport
     from common.store.engine import Store
+    from common.store.version import guarded
     options = conf.console
     door = Door(Path(options.novnc), options.public_url, options.allowed_origins)
-    store, transport = Store.opened(conf.database), Transport(conf)
+    store, transport = guarded(Store.opened(conf.database)), Transport(conf)
     sessions = Sessions(store, agent.Client(transport), most=options.sessions, per_server=options.sessions_per_server,
                         seconds=options.token_seconds)
     running = Service(listen(options.host, options.port), door, sessions, options.sessions + BESIDE_SESSIONS)

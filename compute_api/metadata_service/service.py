@@ -22,11 +22,12 @@ _opened: list[Any] = []
 def application(conf: cfg.ConfigOpts) -> Any:
     """The WSGI application; call it in the process that will serve it."""
     from common.store.engine import Store
+    from common.store.version import guarded
     from compute_api.metadata_service import app
     from compute_api.metadata_service.guests import Guests
     from compute_api.metadata_service.rate import Rate
     own = conf.metadata
-    store = Store.opened(conf.database, pool=own.threads)
+    store = guarded(Store.opened(conf.database, pool=own.threads))
     _opened.append(store)
     return patient(app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
                               Rate(own.rate)))

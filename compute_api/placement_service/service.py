@@ -19,9 +19,10 @@ _opened: list[Any] = []
 def application(conf: cfg.ConfigOpts) -> Any:
     """The WSGI application; call it in the process that will serve it."""
     from common.store.engine import Store
+    from common.store.version import guarded
     from compute_api import tokens
     from compute_api.placement_service import app, faults
-    store = Store.opened(conf.database, pool=conf.placement.threads)
+    store = guarded(Store.opened(conf.database, pool=conf.placement.threads))
     _opened.append(store)
     return patient(tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body))
 

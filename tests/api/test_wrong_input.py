@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from gunicorn.http.errors import InvalidChunkSize
 
 from common import ids
 from common.models import Flavor
 from common.store import schema
+from common.store.engine import Store
+from common.store.version import guarded, needed
 from tests.api.conftest import IMAGE, Cloud
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
@@ -261,3 +264,19 @@ def test_a_body_that_is_torn_is_the_clients_fault(cloud: Cloud, problem: Excepti
         extras={"wsgi.input": Torn(problem), "wsgi.input_terminated": True})
     assert answer.status_code == 400, answer.text
     assert "badly chunked" in answer.json["badRequest"]["message"]
+
+
+def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> None:
+    """As a fail-over to an older copy, or an upgrade that went ahead, may leave it."""
+    guarded(cloud.store)
+    operator = Store(cloud.store.url)
+    for found, status in (("0001", 503), ("9999", 503), (needed(), 200)):
+        with operator.begin() as tx:
+            tx.execute(sa.text("UPDATE alembic_version SET version_num = :found"), {"found": found})
+        cloud.store.engine.dispose()                # as when its connections break
+        answer = cloud.call("GET", "/servers")
+        assert answer.status_code == status
+        if status == 503:
+            assert f"has version {found}" in answer.json["serviceUnavailable"]["message"]
+            assert answer.headers["Retry-After"] == "1"
+    operator.close()

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 
 from common import errors
 from common.models import HostInventory
-from common.store import hosts, schema, upgrades
+from common.store import hosts, schema, upgrades, version
 from common.store.engine import Store, insert_many
 
 
@@ -87,3 +87,39 @@ def test_files_of_ended_actions_are_forgotten(database_url: str) -> None:
         schema.actions.c.id, schema.actions.c.args))})
     assert found == {"done": {"was": "active"}, "due": files}
     store.close()
+
+
+def test_a_service_waits_for_the_version_that_it_needs(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It says so once, reads and writes nothing, and goes on when they fit."""
+    assert version.needed() == upgrades.newest()
+    store, operator = version.guarded(Store(database_url)), Store(database_url)
+
+    def waited(seconds: float) -> None:
+        for work in (store.now, lambda: store.write(lambda tx: None)):
+            with pytest.raises(errors.WrongSchema, match="version (none|0006), this service needs"):
+                work()
+        upgrades.upgrade(operator, "0006" if upgrades.version(operator) is None else "head")
+    with caplog.at_level("INFO"):
+        version.await_fitting(store, waited)
+    said = [record.getMessage() for record in caplog.records if record.name == version.__name__]
+    assert [line.split("version ")[1].split()[0].strip(",") for line in said] == ["none", "0006", version.needed()]
+    store.close()
+    operator.close()
+
+
+def test_a_version_is_asked_of_connections_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def found(*given: Any) -> str | None:
+        asked.append(version.needed())
+        return asked[-1]
+    monkeypatch.setattr(version, "_found", found)
+    served = version.guarded(Store(store.url))
+    for _ in range(3):
+        served.now()
+        served.write(lambda tx: None)
+    assert len(asked) == 1
+    served.engine.dispose()
+    served.now()
+    assert len(asked) == 2
+    served.close()

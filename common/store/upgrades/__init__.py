@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades of the database: numbered files, applied in order by alembic.
 
-``upgrade`` is what ``kilonova database upgrade`` calls; a process that starts on a database of another
-version says so and ends.
+``upgrade`` is what ``kilonova database upgrade`` calls; a command that finds a database of another version says so and
+ends (``check``), a service says so and waits (``common.store.version``).
 """
 from __future__ import annotations
 
