@@ -79,8 +79,8 @@ def connect_arguments(url: URL, limits: Limits) -> dict[str, Any]:
     """What each new connection to a server is opened with."""
     if url.get_backend_name() == "postgresql":
         return _to_postgresql(url, limits)
-    return {"connect_timeout": limits.connect, "read_timeout": limits.answer, "write_timeout": limits.answer,
-            "init_command": _greeting_of_mariadb(limits)}
+    waits = {"read_timeout": limits.answer, "write_timeout": limits.answer} if limits.answer else {}
+    return {"connect_timeout": limits.connect, "init_command": _greeting_of_mariadb(limits), **waits}
 
 
 def _greeting_of_mariadb(limits: Limits) -> str:

@@ -157,6 +157,7 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
     assert sorted(ended) == ["free", "held"]
 
 
+@SLOW
 def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) -> None:
     """In the same round of the runner, and in the same batch of reports."""
     store = stores()
