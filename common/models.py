@@ -203,8 +203,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused (an old fence;
-    ``data`` has the one that is ``known``) or unknown (a verb declared *once* that was found begun after a crash)."""
+    """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused (an old fence, where
+    ``data`` has the one that is ``known``, or a verb that the agent does not know: it is asked again) or unknown (a
+    verb declared *once* that was found begun after a crash)."""
 
     key: str
     server: str

@@ -211,10 +211,12 @@ def nothing(verb: str, step: str, where: str) -> None:
 def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing,
         table: Mapping[str, Verb] = VERBS) -> Result | None:
     """Carry a command out and journal its result; None when it was cancelled or cannot be done just now: then
-    nothing is reported, and the conductor sends it again if it still wants it."""
+    nothing is reported, and the conductor sends it again if it still wants it. So it does with a verb of a later
+    release, which is refused and not journalled: the agent that comes next may know it."""
     verb = table.get(command.verb)
     if verb is None:
-        return _ended(command, "failed", error=f"This host does not know {command.verb}; upgrade its agent.")
+        log.warning("%s of server %s is refused: this agent does not know it", command.verb, command.server)
+        return _ended(command, "refused", error=f"its agent does not know {command.verb} and must be upgraded.")
     if verb.once and journal.has_begun(command.key):
         return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
     if verb.once or verb.moves:

@@ -93,6 +93,7 @@ class Host:
             Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)],
             facts={**self.driver.size.facts, "transfer": name})
         self.journal = Journal(":memory:")
+        self.verbs = verbs.VERBS
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
         self.restart()
 
@@ -123,7 +124,7 @@ class Host:
         """What a worker does with a command that it was given."""
         run = Run(lambda name: None, lambda: work.cancelled, lambda: work.wish, has_lease=self.agent.may_start)
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
-        self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point))
+        self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs))
 
 
 @cache

@@ -9,9 +9,11 @@ import sqlalchemy as sa
 
 from common import errors, states
 from common.store import actions, doctor, schema, stuck
+from compute_agent.verbs import VERBS
 from compute_agent.virt.memory import Fail
 from conductor import retries, runner
 from tests.workflows.poison import change, poison
+from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
 
@@ -201,3 +203,52 @@ def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
     cloud.store.write(lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server)))
     cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
     assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
+
+
+# --- hosts that refuse ---
+def rescued_by_an_old_agent(cloud: Cloud) -> str:
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    cloud.hosts["h1"].verbs = {name: verb for name, verb in VERBS.items() if name != "rescue"}
+    ask(cloud, server, "rescue")
+    return server
+
+
+def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud) -> None:
+    server = rescued_by_an_old_agent(cloud)
+    for _ in range(3):
+        cloud.round()
+        cloud.time.pass_by(5)
+    row = last(cloud, server)
+    assert (row.state, cloud.show(server).task_state, cloud.show(server).fault) == ("waiting", states.RESCUING, None)
+    assert row.cause == "Host h1 refuses it: its agent does not know rescue and must be upgraded."
+    cloud.hosts["h1"].verbs = VERBS
+    cloud.time.pass_by(5)
+    cloud.settle()
+    assert (cloud.show(server).vm_state, last(cloud, server).cause) == (states.RESCUED, None)
+
+
+def test_a_verb_that_a_host_never_learns_is_stuck(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = rescued_by_an_old_agent(cloud)
+    monkeypatch.setattr(retries, "REFUSALS", 12)        # as often as ten minutes have it, in less time
+    row = until_stuck(cloud, server)
+    assert row.failures == 12
+    assert "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
+    cloud.hosts["h1"].verbs = VERBS
+    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    cloud.time.pass_by(5)
+    cloud.settle()
+    assert (cloud.show(server).vm_state, cloud.findings()) == (states.RESCUED, [])
+
+
+def test_a_host_that_knows_a_later_fence_refuses_until_it_is_stuck(cloud: Cloud,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database was restored from a backup: it has forgotten what the host knows."""
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    monkeypatch.setattr(retries, "REFUSALS", 5)
+    cloud.hosts["h1"].agent._fences[server] = 9
+    cloud.ask(server, "os-stop")
+    row = until_stuck(cloud, server)
+    assert row.cause == "Host h1 refuses it: fence 2 is older than 9"
+    assert [finding.invariant for finding in cloud.findings()] == ["stuck"]

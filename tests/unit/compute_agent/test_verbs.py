@@ -102,9 +102,11 @@ def test_what_cannot_be_looked_at_is_done_once() -> None:
     assert {name for name, verb in VERBS.items() if verb.once} == {"inject_nmi", "set_password"}
 
 
-def test_a_verb_of_a_newer_conductor_fails_and_says_what_to_do() -> None:
-    ended = Rig().run("levitate")
-    assert (ended.status, ended.error) == ("failed", "This host does not know levitate; upgrade its agent.")
+def test_a_verb_of_a_newer_conductor_is_refused_until_the_agent_knows_it() -> None:
+    rig = Rig()
+    ended = rig.run("levitate")
+    assert (ended.status, ended.error) == ("refused", "its agent does not know levitate and must be upgraded.")
+    assert rig.journal.find(ended.key) is None
 
 
 def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
