@@ -33,17 +33,25 @@ def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception
     that does not answer."""
     try:
         answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
+    except errors.TooBusy as problem:
+        log.warning("%d reports wait: %s", len(syncs), problem)
+        named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.aside.keys()
+        return handle(engine, syncs) if aside.look(engine, named) else _each_apart(engine, syncs)
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
     except Exception:
-        log.exception("%d reports cannot be taken in together; each is taken in part by part", len(syncs))
-        until = engine.clock.monotonic() + APART_AT_MOST
-        return [_handle_apart(engine, sync, until) for sync in syncs]
+        log.exception("%d reports cannot be taken in together", len(syncs))
+        return _each_apart(engine, syncs)
     engine.fault_point("sync", "reports", "committed")
     runner.send(engine, written)
     _count(engine, failed)
     return list(answers)
+
+
+def _each_apart(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+    until = engine.clock.monotonic() + APART_AT_MOST
+    return [_handle_apart(engine, sync, until) for sync in syncs]
 
 
 def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exception:

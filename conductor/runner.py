@@ -69,9 +69,13 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
                              {"only": LANES[lane], "lease": engine.leases.get(lane, actions.LONG_LEASE)})
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
-    locked = aside.servers(engine)
+    locked = aside.servers(engine) if rows else ()
+    if waiting := [row for row in rows if row.server_id in locked]:
+        retries.postpone(engine, waiting, LOCKED_AT_MOST)
     for row in rows:
-        alone = row.id if row.failures or row.server_id in locked else ""       # and after the others
+        if row.server_id in locked:
+            continue
+        alone = row.id if row.failures else ""      # and after the others
         try:
             groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
@@ -164,11 +168,15 @@ def _commit(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run],
         written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
     except errors.TooBusy as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
-        if len(runs) > 1:
+        locked = aside.look(engine, (run.server.id for run in runs))
+        waiting = [run for run in runs if run.server.id in locked or len(runs) == 1]
+        if not waiting:
             _commit_each(engine, workflow, index, runs, lane)
-        else:
-            aside.put(engine, [runs[0].server.id])
-            retries.postpone(engine, [runs[0].action], LOCKED_AT_MOST)
+            return
+        aside.put(engine, (run.server.id for run in waiting))
+        retries.postpone(engine, [run.action for run in waiting], LOCKED_AT_MOST)
+        if free := [run for run in runs if run not in waiting]:
+            _commit(engine, workflow, index, free, lane)
         return
     except errors.Unavailable as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)

@@ -170,6 +170,14 @@ def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any
     return {row.id: row for row in tx.execute(for_update(query))}
 
 
+def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
+    """Those of these servers that nobody else has locked, or that are gone; it waits for none of them."""
+    names = set(server_ids)
+    query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))
+    there = set(tx.scalars(query))
+    return names - there | set(tx.scalars(query.with_for_update(skip_locked=True)))
+
+
 def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Servers by id, without locks."""
     query = _with_fitting().where(servers.c.id.in_(sorted(set(server_ids))))

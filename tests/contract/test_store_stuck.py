@@ -79,3 +79,15 @@ def test_known_debts_are_not_sent_again(cloud: Cloud) -> None:
             guests.owe(tx, server, 7)
         found = guests.debts(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
     assert [one.server_id for one in found] == [servers[1]]
+
+
+def test_who_asks_what_is_locked_waits_for_nobody(cloud: Cloud) -> None:
+    held, free = cloud.create(2, networks=[])
+    assert cloud.store.write(lambda tx: actions.unlocked(tx, [held, free, "gone"])) == {held, free, "gone"}
+    if cloud.store.dialect_name == "sqlite":
+        return                                          # its writers are alone
+    with cloud.store.begin() as tx:
+        actions.lock_servers(tx, [held])
+        begun = time.monotonic()
+        assert cloud.store.write(lambda tx: actions.unlocked(tx, [held, free, "gone"])) == {free, "gone"}
+        assert time.monotonic() - begun < 2

@@ -47,19 +47,28 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
     """Somebody who does not answer any more holds the server's row: who would lock it waits so long, in vain. When
     each of them began to wait."""
     waits: list[float] = []
+    asked: list[str] = []
     is_writing = [False]
 
-    def look(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+    def look(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
         if statement.startswith("BEGIN"):
             is_writing[0] = True
-        elif is_writing[0] and "FROM servers" in statement and server in parameters:
+            asked.clear()
+        elif not is_writing[0] or "FROM servers" not in statement or server not in parameters:
+            pass
+        elif statement.startswith("SELECT servers.id \nFROM"):     # nobody waits: once all, once the free ones
+            asked.append(statement)
+            if len(asked) == 2:
+                return statement, tuple("" if one == server else one for one in parameters)
+        else:
             waits.append(cloud.time.monotonic())
             cloud.time.pass_by(seconds)
             raise errors.TooBusy
+        return statement, parameters
 
     def end(connection: Any) -> None:
         is_writing[0] = False
-    sa.event.listen(cloud.store.engine, "before_cursor_execute", look)
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", look, retval=True)
     for what in ("commit", "rollback"):
         sa.event.listen(cloud.store.engine, what, end)
     yield waits
