@@ -83,7 +83,12 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
             retries.count(engine, row, problem)
     for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
-        _burst(engine, WORKFLOWS[name], index, members, lane)
+        try:
+            _burst(engine, WORKFLOWS[name], index, members, lane)
+        except errors.Unavailable:
+            raise
+        except Exception:
+            log.exception("%d actions of %s are left to the end of their lease", len(members), name)
     return len(rows)
 
 

@@ -70,6 +70,44 @@ def test_a_server_of_another_shape_holds_up_no_other(cloud: Cloud, values: dict[
     assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
 
 
+@pytest.mark.parametrize(("table", "column"), [("actions", "data"), ("actions", "args"), ("servers", "flavor")])
+def test_a_document_that_is_none_holds_up_no_other_server(cloud: Cloud, table: str, column: str) -> None:
+    bad, *others = cloud.create(4)
+    which = "server_id" if table == "actions" else "id"
+    cloud.store.write(lambda tx: tx.execute(sa.text(f"UPDATE {table} SET {column} = '{{broken' WHERE {which} = :id"),
+                                            {"id": bad}))
+    for _ in range(4):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
+    [action] = cloud.store.read(lambda tx: actions.list_for(tx, bad))
+    assert (action.state, action.failures > 0) == ("due", True)
+    kept = {"actions": action, "servers": cloud.show(bad)}[table]
+    assert getattr(kept, column) == "{broken", "and is written back as it was"
+
+
+def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud) -> None:
+    """As in a conductor that is stopping."""
+    old = cloud.create(2)
+    cloud.settle()
+    for server in old:
+        cloud.ask(server, "delete")
+    servers = cloud.create(2)
+    spread = cloud.engine.spread
+
+    def fails(neighbour: str, call: Any, runs: Any) -> Any:
+        if any(run.action.name == "create" for run in runs):
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        return spread(neighbour, call, runs)
+    cloud.engine.spread = fails
+    for _ in range(4):
+        cloud.round()
+    assert {cloud.show(server).vm_state for server in old} == {states.DELETED}
+    cloud.engine.spread = spread
+    cloud.time.pass_by(61)
+    cloud.settle()
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
+
+
 PARTS = [("create", "place", "propose"), ("create", "place", "apply"), ("create", "networks", "outside"),
          ("create", "networks", "apply"), ("create", "networks", "needed"), ("create", "build", "command"),
          ("create", "build", "done"), ("create", "plug", "needed"),

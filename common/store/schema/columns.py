@@ -20,6 +20,10 @@ BigKey = BigInteger().with_variant(Integer(), "sqlite")
 NUMBERED: dict[str, Any] = {"sqlite_autoincrement": True}
 
 
+class Unreadable(str):
+    """The text of a document that is none: who needs it fails, and not everybody who reads a row beside it."""
+
+
 class Json(TypeDecorator[Any]):
     """A JSON document kept as text, the same on every database."""
 
@@ -27,10 +31,15 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        if value is None or isinstance(value, Unreadable):
+            return value
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        try:
+            return None if value is None else json.loads(value)
+        except ValueError:
+            return Unreadable(value)
 
 
 def uuid_column(name: str, **more: Any) -> Column[str]:
