@@ -26,17 +26,28 @@ from conductor.workflows import WORKFLOWS
 log = logging.getLogger(__name__)
 GRACE = 2 * SECOND           #: a command younger than this may still be on its way
 APART_AT_MOST = 10.0         #: seconds for reports that are taken in part by part
+ODD = 60.0                   #: seconds in which a host that told what cannot be taken in is not heard with others
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
     """Answer each sync; the exception in place of an answer is that of the one sync that caused it, or of the database
     that does not answer."""
+    moment = engine.clock.monotonic()
+    odd = [sync for sync in syncs if engine.odd_hosts.get(sync.host, moment) > moment]
+    together = [sync for sync in syncs if sync not in odd] if odd else syncs
+    answers, others = iter(_handle_together(engine, together)), iter(_each_apart(engine, odd))
+    return [next(others if sync in odd else answers) for sync in syncs]
+
+
+def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
+    if not syncs:
+        return []
     try:
         answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
     except errors.TooBusy as problem:
         log.warning("%d reports wait: %s", len(syncs), problem)
         named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.aside.keys()
-        return handle(engine, syncs) if aside.look(engine, named) else _each_apart(engine, syncs)
+        return _handle_together(engine, syncs) if aside.look(engine, named) else _each_apart(engine, syncs)
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
@@ -113,6 +124,7 @@ def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
     if isinstance(problem, errors.Unavailable):
         aside.put(engine, report_parts.servers_in(told))
         return
+    engine.odd_hosts[told.host] = engine.clock.monotonic() + ODD
     named = [result.key.split("/")[0] for result in told.results if isinstance(result.key, str)]
     for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
         retries.count(engine, row, problem)

@@ -120,7 +120,7 @@ def no_ring(lane: str) -> None:
 class Engine:
     """What the plain functions of the conductor work with. ``owner`` names this conductor in leases; ``ring`` is
     called after a commit that left something due at once, with its lane. ``aside``: servers whose rows were found
-    locked, and until when reports of them are left out."""
+    locked, and until when nobody tries again; ``odd_hosts``: hosts whose reports cannot be taken in with others."""
 
     store: Store
     clock: Clock
@@ -144,7 +144,8 @@ class Engine:
     may_resize_here: bool = False
     fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
     leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
-    aside: dict[str, float] = field(default_factory=dict)       #: by our own clock, in seconds
+    aside: dict[str, float] = field(default_factory=dict)       #: until then, by our own clock in seconds
+    odd_hosts: dict[str, float] = field(default_factory=dict)   #: the same
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
 

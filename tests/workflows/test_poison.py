@@ -256,8 +256,8 @@ def test_a_domain_of_another_shape_costs_no_other(cloud: Cloud) -> None:
     assert [cloud.show(server).vm_state for server in servers] == [states.STOPPED, states.ACTIVE, states.STOPPED]
 
 
-def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud) -> None:
-    """Neither its inventory nor what it measures is understood."""
+def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither its inventory nor what it measures is understood; the next time it is heard by itself."""
     cloud.create(2, host="h2", forced=True, networks=[])
     cloud.advance()
     good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
@@ -268,6 +268,9 @@ def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud) -> None:
     answers = reports.handle(cloud.engine, said)
     assert [getattr(answer, "session", None) for answer in answers] == [bad.agent.session, good.agent.session]
     assert len(answers[1].acknowledged) == 2                # type: ignore[union-attr]  # no exception: it has a session
+    again = reports.handle(cloud.engine, said)
+    assert [getattr(answer, "session", None) for answer in again] == [bad.agent.session, good.agent.session]
+    assert caplog.text.count("reports cannot be taken in together") == 1
 
 
 def test_a_paid_debt_does_not_hang_on_the_action_that_waits_for_it(cloud: Cloud,
