@@ -12,8 +12,9 @@ from common.store import actions, doctor, schema, stuck
 from compute_agent.verbs import VERBS
 from compute_agent.virt.memory import Fail
 from conductor import retries, runner
+from conductor.workflows import WORKFLOWS
 from tests.workflows.poison import change, poison
-from tests.workflows.scenarios import ask
+from tests.workflows.scenarios import ask, trial_of
 from tests.workflows.simulator import Cloud
 
 
@@ -252,3 +253,41 @@ def test_a_host_that_knows_a_later_fence_refuses_until_it_is_stuck(cloud: Cloud,
     row = until_stuck(cloud, server)
     assert row.cause == "Host h1 refuses it: fence 2 is older than 9"
     assert [finding.invariant for finding in cloud.findings()] == ["stuck"]
+
+
+# --- servers that move ---
+MOVING = [(name, step.name, part) for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
+          for step in WORKFLOWS[name].steps for part in ("done", "apply", "outside") if getattr(step, part)]
+
+
+@pytest.mark.slice("moves")
+@pytest.mark.parametrize("way", ["retry", "settle"])
+@pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
+def test_a_move_that_is_stuck_anywhere_has_ways_out(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
+                                                    step: str, part: str, way: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.watcher = lambda: None                        # what is stuck is a finding
+    with monkeypatch.context() as patch:
+        poison(patch, workflow, step, part, [trial.server])
+        trial.begin()
+        for _ in range(30):
+            cloud.round()
+            if not cloud.show(trial.server).action:
+                return                                  # this scenario has no such step
+            if last(cloud, trial.server).state == actions.STUCK:
+                break
+            cloud.time.pass_by(10)
+    row = last(cloud, trial.server)
+    if way == "retry":
+        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+        cloud.time.pass_by(5)
+        cloud.settle()
+        trial.has_ended()
+        return
+    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+    cloud.settle()
+    assert (cloud.show(trial.server).vm_state, cloud.store.read(doctor.check)) == (states.ERROR, [])
+    cloud.ask(trial.server, "delete")
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == states.DELETED
+    assert cloud.findings() == []
