@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class NetworkService:
-    """One process's way to it; made after the process has forked. Only the lane of the network service calls it."""
+    """One process's way to it; made after the process has forked. Only its lane and the cleanups call it."""
 
     def __init__(self, identity: Identity, client: Bindings) -> None:
         self._identity, self._client = identity, client
@@ -51,8 +51,9 @@ class NetworkService:
 
     def _ask(self, call: Callable[[str], T]) -> T:
         """A token that is not accepted any more is given up; the call is made again later with a new one."""
+        token = self._identity.token()
         try:
-            return call(self._identity.token())
+            return call(token)
         except errors.Unauthorized as problem:
-            self._identity.forget_token()
+            self._identity.forget_token(token)
             raise errors.Unavailable("The network service does not accept Kilonova's token.") from problem

@@ -1,46 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: Kilonova's own session at Keystone, and the short token it gives to a host for images.
+"""Identity: Kilonova's own token at Keystone, which it also gives to a host for images, and the catalogue.
 
-The token is minted per message, kept for a minute, and never written anywhere. The catalogue comes with a token of our
-own, which lives for hours: what it does not name is looked for in a new one once a minute.
+A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched by a thread of its
+own, one at a time, so that a silent identity service holds whoever needs one for a moment only; after three failures in
+a row nothing is even tried for two seconds. A catalogue comes with each token: what it does not name is looked for in a
+new one once a minute.
 """
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from oslo_config import cfg
 
 from common import errors
+from common.clients.http import Breaker
 from common.models import Access
 
-KEEP = 60.0
-READ = 30.0
+KEEP = 60.0                 # seconds that a catalogue's silence about a service is believed
+READ = 30.0                 # seconds that the identity service has to answer
+WAIT = 2.0                  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
+RENEW, GOOD = 120, 15       # seconds before its end from which a token is renewed, and until which it is given out
 NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."
 
 
 class Identity:
-    """Kilonova's user; made after the process has forked. Thread-safe."""
+    """Kilonova's user; made after the process has forked. Thread-safe.
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._conf = conf
-        self._lock = threading.Lock()
-        self._access: tuple[float, Access] | None = None
-        self._session: Any = None
-        self._renewed: dict[str, float] = {}        # when a new catalogue was asked for each kind of service
+    Args:
+        wait: seconds that callers wait for an answer, from when it was asked for.
+        fetch: gets a new token with its catalogue, as keystoneauth's AccessInfo.
+    """
 
-    def session(self) -> Any:
-        """A keystoneauth session as Kilonova's own user."""
-        if self._session is None:
-            from keystoneauth1 import session
-            from keystoneauth1.identity import v3
-            own = self._conf.identity
-            password = v3.Password(auth_url=own.auth_url, username=own.username, password=own.password,
-                                   user_domain_name=own.domain, project_name=own.project_name,
-                                   project_domain_name=own.domain)
-            self._session = session.Session(auth=password, timeout=READ)
-        return self._session
+    def __init__(self, conf: cfg.ConfigOpts, wait: float = WAIT, fetch: Callable[[], Any] | None = None) -> None:
+        self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
+        self._lock, self._breaker = threading.Lock(), Breaker()
+        self._known: Any = None
+        self._known_since = 0.0
+        self._coming: tuple[float, Future[Any]] | None = None        # since when a new one is being fetched
 
     def image_access(self) -> Access:
         """The image service's URL ([image] endpoint, else from the catalogue) and a token for a host.
@@ -48,15 +48,10 @@ class Identity:
         Raises:
             Unavailable: the identity service gives none now.
         """
-        from keystoneauth1 import exceptions
-        with self._lock:
-            if self._access is None or self._access[0] < time.monotonic():
-                try:
-                    access = Access(self._image_url(), str(self.session().get_token()))
-                except (exceptions.ClientException, OSError) as problem:
-                    raise errors.Unavailable(NO_TOKEN) from problem
-                self._access = (time.monotonic() + KEEP, access)
-            return self._access[1]
+        found = self._endpoint(self._conf.image.endpoint, "image")
+        if found is None:
+            raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
+        return Access(found, self.token())
 
     def token(self) -> str:
         """A token of Kilonova's own, renewed before it ends.
@@ -64,15 +59,13 @@ class Identity:
         Raises:
             Unavailable: the identity service gives none now.
         """
-        from keystoneauth1 import exceptions
-        try:
-            return str(self.session().get_token())
-        except (exceptions.ClientException, OSError) as problem:
-            raise errors.Unavailable(NO_TOKEN) from problem
+        return str(self._access().auth_token)
 
-    def forget_token(self) -> None:
-        """The token is not accepted any more: the next question gets another."""
-        self.session().invalidate()
+    def forget_token(self, token: str) -> None:
+        """This token is not accepted any more: the next question gets another."""
+        with self._lock:
+            if self._known is not None and self._known.auth_token == token:
+                self._known = None
 
     def network_url(self) -> str | None:
         """The network service's URL ([network] endpoint, else from the catalogue); None: there is none.
@@ -80,34 +73,70 @@ class Identity:
         Raises:
             Unavailable: the catalogue cannot be read now.
         """
-        from keystoneauth1 import exceptions
-        try:
-            return self._endpoint(self._conf.network.endpoint, "network")
-        except (exceptions.ClientException, OSError) as problem:
-            raise errors.Unavailable(NO_TOKEN) from problem
-
-    def _image_url(self) -> str:
-        found = self._endpoint(self._conf.image.endpoint, "image")
-        if found is None:
-            raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
-        return found
+        return self._endpoint(self._conf.network.endpoint, "network")
 
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
         """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
         if configured:
             return configured
-        found = self._named(kind)
-        if found is None and time.monotonic() >= self._renewed.get(kind, -KEEP) + KEEP:
-            self._renewed[kind] = time.monotonic()
-            self.forget_token()
-            found = self._named(kind)
+        found = self._named(self._access(), kind)
+        if found is None and time.monotonic() >= self._known_since + KEEP:
+            found = self._named(self._access(fresh=True), kind)
         return found
 
-    def _named(self, kind: str) -> str | None:
-        """What the catalogue of the present token says."""
+    def _named(self, access: Any, kind: str) -> str | None:
+        """What the catalogue says."""
         from keystoneauth1 import exceptions
         try:
-            found = self.session().get_endpoint(service_type=kind, region_name=self._conf.identity.region)
+            found = access.service_catalog.url_for(service_type=kind, region_name=self._conf.identity.region)
         except exceptions.EndpointNotFound:
             return None
         return str(found) if found else None
+
+    # --- one token for all ---
+    def _access(self, fresh: bool = False) -> Any:
+        """The token that is known; else the one that is being fetched, if it comes in a moment."""
+        with self._lock:
+            known = self._known if not fresh else None
+            if known is not None and not known.will_expire_soon(RENEW):
+                return known
+            if self._coming is None and not self._breaker.is_open():
+                self._coming = (time.monotonic(), Future())
+                threading.Thread(target=self._get, args=self._coming[1:], name="token", daemon=True).start()
+            coming = self._coming
+        if known is not None and not known.will_expire_soon(GOOD):
+            return known
+        if coming is None:
+            raise errors.Unavailable(NO_TOKEN)
+        since, future = coming
+        try:
+            return future.result(timeout=max(0.0, since + self._wait - time.monotonic()))
+        except Exception as problem:
+            raise errors.Unavailable(NO_TOKEN) from problem
+
+    def _get(self, future: Future[Any]) -> None:
+        """Fetch a token, and hand it to all that wait for it."""
+        try:
+            found = self._fetch()
+        except Exception as problem:  # noqa: BLE001  # it is handed to those who wait
+            self._come(None)
+            future.set_exception(problem)
+        else:
+            self._come(found)
+            future.set_result(found)
+
+    def _come(self, found: Any) -> None:
+        self._breaker.heard(answered=found is not None)
+        with self._lock:
+            self._coming = None
+            if found is not None:
+                self._known, self._known_since = found, time.monotonic()
+
+    def _log_in(self) -> Any:
+        from keystoneauth1 import session
+        from keystoneauth1.identity import v3
+        own = self._conf.identity
+        password = v3.Password(auth_url=own.auth_url, username=own.username, password=own.password,
+                               user_domain_name=own.domain, project_name=own.project_name,
+                               project_domain_name=own.domain)
+        return password.get_access(session.Session(timeout=READ))

@@ -76,10 +76,10 @@ def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports
 
 def ports_of(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Callable[[], Ports | None]:
     """Asks the network service for all ports; None when there is none, or when it does not answer."""
-    from common.clients.identity import Identity
+    from common.clients.identity import READ, Identity
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
-    identity = Identity(conf)
+    identity = Identity(conf, READ)
     client = Bindings(identity.network_url, conf.network.timeout)
 
     def ask() -> Ports | None:

@@ -182,9 +182,9 @@ def _flavor(tx: Any, name: str) -> Flavor:
 
 def _image(conf: cfg.ConfigOpts, name: str) -> Any:
     """By its id, else by its name, as Kilonova's own user sees it."""
-    from common.clients.identity import Identity
+    from common.clients.identity import READ, Identity
     from common.clients.image import Client
-    identity = Identity(conf)
+    identity = Identity(conf, READ)
     client = Client(conf.image.endpoint or (lambda: identity.image_access().url), cache_seconds=0)
     token = identity.token()
     if not ids.is_uuid(name):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openstack
 import pytest
 
-from common import errors
+from common import config, errors
+from common.clients.identity import Identity
 from common.clients.image import Client
+from conductor.image_service import ImageService
 from deploy.standalone.trial import Cloud, running
 
 
@@ -102,3 +105,22 @@ def test_an_upload_that_breaks_off_leaves_no_data(client: Client, token: str) ->
         client.upload(made["id"], token, chunks())
     assert client.show(made["id"], token).status != "active"
     client.delete(made["id"], token)
+
+
+def test_the_conductor_finds_the_service_and_its_token_by_itself(cloud: Cloud, tmp_path: Path) -> None:
+    """From the catalogue; a token that is not accepted any more is followed by another."""
+    conf = tmp_path / "kilonova.conf"
+    conf.write_text(f"[identity]\nauth_url = {cloud.auth_url}\nusername = kilonova\nproject_name = service\n"
+                    f"password = {cloud.service_password}\n")
+    identity = Identity(config.load(str(conf)))
+    service, made = ImageService(identity), record()
+    assert identity.image_access().url.startswith(cloud.image_url)
+    service.create(made)
+    with pytest.raises(errors.NotFound):
+        service.show(str(uuid.uuid4()))
+    before = identity.token()
+    identity._known._auth_token = "no such token"
+    with pytest.raises(errors.Unavailable, match="does not accept"):
+        service.delete(made["id"])
+    service.delete(made["id"])
+    assert identity.token() != before
