@@ -136,16 +136,16 @@ def bind_there(engine: Engine, run: Run) -> None:
 
 def activate_there(engine: Engine, run: Run) -> None:
     """The guest runs at the destination: that is the place of its ports from now on."""
-    networks, dest = service(engine), run.data["dest"]
+    dest = run.data["dest"]
     for one in of(run):
         with run.cleaning(PORT, one.port, run.data["source"]):
-            activate_at(networks, one.port, dest)
+            activate_at(service(engine), one.port, dest)
     with run.cleaning(PORTS, run.server.id):
-        held, owner = networks.ports(run.server.id), _owner(run, dest)
+        held, owner = service(engine).ports(run.server.id), _owner(run, dest)
         for port in held:
             if port.get("device_owner") != owner:
-                _change(networks, port, {"device_owner": owner})
-        _describe(networks, run, held)
+                _change(service(engine), port, {"device_owner": owner})
+        _describe(service(engine), run, held)
 
 
 def activate_at(networks: Networks, port_id: str, host: str) -> None:
@@ -237,12 +237,12 @@ def withdraw(engine: Engine, run: Run) -> None:
 def _clean(engine: Engine, run: Run, concerns: Callable[[Port], bool], change: Callable[[Networks, Port], None]
            ) -> None:
     """Do this to those ports of the server; what cannot be done is remembered, port by port."""
-    networks, ports = service(engine), []
+    ports: list[Port] = []
     with run.cleaning(PORTS, run.server.id):
-        ports = networks.ports(run.server.id)
+        ports = service(engine).ports(run.server.id)
     for port in filter(concerns, ports):
         with run.cleaning(PORT, port["id"]):
-            change(networks, port)
+            change(service(engine), port)
 
 
 def let_go(networks: Networks, port: Port) -> None:

@@ -17,7 +17,7 @@ from common.models import Result
 from common.store import actions, migrations
 from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
-from conductor import debts, guest, networks
+from conductor import debts, guest, images, networks
 from conductor.saga import Engine, Run, Step, Workflow
 
 LATE = 20 * SECOND       #: longer than a call to the network service may take there after we have given it up
@@ -58,10 +58,9 @@ def _is_late(run: Run) -> bool:
 
 
 def _forget(engine: Engine, run: Run) -> None:
-    assert engine.images is not None
     for image in run.data["images"]:
         with run.cleaning(IMAGE, image):
-            engine.images.delete(image)
+            images.service(engine).delete(image)
 
 
 def _kept(tx: Connection, run: Run, result: Result) -> None:

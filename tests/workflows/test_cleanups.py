@@ -231,6 +231,21 @@ def test_nobody_waits_for_ever_for_a_dead_neighbour(cloud: Cloud, workflow: str,
     trial.has_ended()
 
 
+def test_a_delete_ends_where_the_conductor_reaches_no_neighbour(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "delete")
+    ask(cloud, trial.server, "shelve")
+    cloud.settle()
+    images, networks = cloud.engine.images, cloud.engine.networks
+    cloud.engine.images = cloud.engine.networks = None
+    trial.begin()
+    cloud.settle()
+    assert sorted(kind for kind, _ in cloud.pending()) == ["image", "ports"]
+    cloud.engine.images, cloud.engine.networks = images, networks
+    cloud.clean_up()
+    trial.is_right(states.DELETED, 0)
+    assert cloud.networks.held == {}
+
+
 # --- backups ---
 def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
     image = f"{number:08d}-0000-4000-8000-000000000000"

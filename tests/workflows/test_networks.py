@@ -2,6 +2,8 @@
 """Actions that need ports: a network service that refuses, is silent, loses its answers, wires late or cannot bind."""
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from common import errors, states
@@ -103,6 +105,23 @@ def test_a_dead_network_service_holds_nobody_up_for_ever_and_leaves_nothing(clou
         ask(cloud, trial.server, "delete")
     cloud.clean_up()
     assert (cloud.networks.held, cloud.findings()) == ({}, [])
+
+
+def test_a_neighbour_that_says_when_is_not_asked_before(cloud: Cloud) -> None:
+    create, asked = cloud.networks.create, []
+
+    def busy(ports: Any) -> Any:
+        asked.append(cloud.time.monotonic())
+        cloud.networks.create = create  # type: ignore[method-assign]  # the double is the test's to bend
+        raise errors.Unavailable("The network service answered 429; try again later.", wait=7)
+    cloud.networks.create = busy  # type: ignore[method-assign]
+    server = cloud.create()[0]
+    for _ in range(6):
+        cloud.round()
+    assert (cloud.show(server).task_state, cloud.networks.held) == (states.NETWORKING, {})
+    cloud.settle()
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert len(asked) == 1
 
 
 def test_a_refusal_ends_a_create_in_error_with_its_words_and_leaves_nothing(cloud: Cloud) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,15 @@ from common import errors
 from common.clock import Clock
 from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync
 from common.rpc import scheduler
+from common.store import cleanups
 from common.store.engine import Store
 from common.wire import to_wire
+from conductor import service
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
+from tests.schemas import upgrade
+from tests.waiting import await_true
+from tests.workflows.networks import Networks
 
 ACCESS = Access("http://image", "SECRET")
 SPEC = RequestSpec("s", "p", {"VCPU": 1})
@@ -90,6 +96,32 @@ def test_images_to_fetch_ahead_bring_a_token_or_wait() -> None:
     assert wire.casts == [("cache_images", "h1", {"images": to_wire([image]), "access": to_wire(ACCESS)})]
     post(wire, Tokens(errors.Unavailable("no identity"))).cache_images("h1", [image])
     assert len(wire.casts) == 1
+
+
+def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+                                                               ) -> None:
+    monkeypatch.setattr(service, "CLEANUP", 0.01)
+    store, networks = upgrade(Store(f"sqlite:///{tmp_path}/k.db")), Networks()
+    engine = Engine(store, Clock(), Wire(), "c1/1")  # type: ignore[arg-type]  # it posts nothing
+    store.write(lambda tx: cleanups.add(tx, [{"kind": cleanups.PORTS, "target": "s", "place": "", "args": {},
+                                              "server_id": "s", "project_id": "p", "why": "It is silent."}]))
+    networks.create([{"network_id": "n1", "device_id": "s", "binding:profile": {"made_by": "kilonova"}}])
+    write, failures = store.write, [RuntimeError("nobody foresaw this"), errors.Unavailable("the database is away")]
+
+    def failing(work: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        engine.networks = networks
+        return write(work)
+    monkeypatch.setattr(store, "write", failing)
+    conductor = Conductor(engine, post(Wire()))
+    thread = threading.Thread(target=conductor.clean_up, daemon=True)
+    thread.start()
+    await_true(lambda: store.read(cleanups.list_all) == [], 10, "the cleanup was not done")
+    conductor.close()
+    thread.join(5)
+    assert (networks.held, thread.is_alive()) == ({}, False)
+    store.close()
 
 
 @pytest.fixture
