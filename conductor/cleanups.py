@@ -81,8 +81,8 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
     server = look()
     if port.get("device_id") == row.server_id:
         networks.settle(service, port, server)
-    if row.place and (server is None or server.host != row.place):
-        service.unbind_at(row.target, row.place)
+    if row.place:
+        service.unbind_at(row.target, row.place)        # unless that is its place again
 
 
 def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
@@ -101,10 +101,9 @@ def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
 
 
 def _binding(engine: Engine, row: Row[Any], look: Look) -> None:
-    """The server may have come to that host since."""
-    server = look()
-    if server is None or server.host != row.place:
-        networks.service(engine).unbind_at(row.target, row.place)
+    """Of a server that has come back to that host the binding is the active one, which is never touched."""
+    look()
+    networks.service(engine).unbind_at(row.target, row.place)
 
 
 def _image(engine: Engine, row: Row[Any], look: Look) -> None:

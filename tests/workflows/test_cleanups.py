@@ -11,8 +11,8 @@ from common.clock import SECOND
 from common.store import actions
 from common.store import cleanups as store_cleanups
 from conductor import cleanups
-from tests.workflows.moves import clouds, disk, server_on, stands
-from tests.workflows.scenarios import ARGS, ask, trial_of
+from tests.workflows.moves import before, clouds, disk, server_on, stands
+from tests.workflows.scenarios import ask, trial_of
 from tests.workflows.simulator import Cloud
 
 IN_USE = errors.Conflict("Port is currently a parent port for trunk.")
@@ -77,7 +77,7 @@ def test_an_unshelved_server_runs_although_its_image_is_kept(cloud: Cloud, workf
 
 
 @pytest.mark.parametrize("was", [states.ACTIVE, states.STOPPED])
-def test_a_server_that_leaves_its_host_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: str) -> None:
+def test_a_server_is_shelved_although_its_ports_stay_bound(cloud: Cloud, was: str) -> None:
     trial = trial_of(cloud, "shelve")
     if was == states.STOPPED:
         ask(cloud, trial.server, "os-stop")
@@ -188,6 +188,44 @@ def test_a_binding_that_its_server_came_back_to_stays(cloud: Cloud) -> None:
     assert cloud.show(trial.server).host == trial.was.host
 
 
+def test_a_server_that_moves_is_left_alone_meanwhile(cloud: Cloud) -> None:
+    """It moves back to the host from which its binding is still to be removed."""
+    trial = trial_of(cloud, "live_migrate")
+    [port] = cloud.networks.held
+    cloud.networks.refusing["unbind_at", port] = IN_USE
+    cloud.watcher = lambda: None
+    trial.begin()
+    cloud.settle()
+    cloud.networks.well()
+    seen = []
+
+    def clean_up(host: str) -> None:
+        hasten(cloud)
+        cleanups.retry(cloud.engine)
+        seen.extend(one["host"] for one in cloud.networks.held[port]["bindings"])
+    before(cloud, "live_migrate", clean_up)
+    ask(cloud, trial.server, "os-migrateLive")
+    cloud.settle()
+    assert seen == [trial.was.host]
+    cloud.clean_up()
+    trial.is_right(states.ACTIVE, 1)
+
+
+def test_a_resized_server_runs_although_nobody_may_look_at_its_ports() -> None:
+    """Its guest waits, paused, until they are wired."""
+    cloud = clouds()
+    cloud.networks.wires_after = 3
+    server = server_on(cloud)
+    before(cloud, "install", lambda host: cloud.networks.refusing.update({("ports", server): IN_USE}))
+    cloud.move(server, "migrate")
+    cloud.settle()
+    stands(cloud, server, states.RESIZED, cloud.show(server).host)
+    assert last(cloud, server).state == "done"
+    cloud.networks.well()
+    cloud.clean_up()
+    cloud.store.close()
+
+
 def test_a_reverted_server_runs_although_its_ports_are_never_wired() -> None:
     cloud = clouds()
     cloud.engine.vif_plugging_timeout = 20
@@ -235,68 +273,15 @@ def test_a_delete_ends_where_the_conductor_reaches_no_neighbour(cloud: Cloud) ->
     trial = trial_of(cloud, "delete")
     ask(cloud, trial.server, "shelve")
     cloud.settle()
-    images, networks = cloud.engine.images, cloud.engine.networks
+    reached = cloud.engine.images, cloud.engine.networks
     cloud.engine.images = cloud.engine.networks = None
     trial.begin()
     cloud.settle()
     assert sorted(kind for kind, _ in cloud.pending()) == ["image", "ports"]
-    cloud.engine.images, cloud.engine.networks = images, networks
+    cloud.engine.images, cloud.engine.networks = reached
     cloud.clean_up()
     trial.is_right(states.DELETED, 0)
     assert cloud.networks.held == {}
-
-
-# --- backups ---
-def backup(cloud: Cloud, server: str, number: int, rotation: int = 1) -> str:
-    image = f"{number:08d}-0000-4000-8000-000000000000"
-    cloud.ask(server, "createBackup", args={
-        **ARGS["createBackup"], "image_id": image, "rotation": rotation,
-        "properties": {"image_type": "backup", "backup_type": "daily", "instance_uuid": server}})
-    cloud.settle()
-    assert cloud.images.records[image]["data"] is not None, "the new backup is lost"
-    return image
-
-
-@pytest.fixture
-def kept(cloud: Cloud) -> tuple[str, str, str]:
-    """A server, its old backup that is protected, and its new one."""
-    server = trial_of(cloud, "backup").server
-    old = backup(cloud, server, 1)
-    cloud.images.refusing["delete", old] = PROTECTED
-    new = backup(cloud, server, 2)
-    assert (last(cloud, server).state, last(cloud, server).message) == ("done", PROTECTED.text)
-    assert cloud.pending() == [("backups", server)]
-    return server, old, new
-
-
-def test_a_backup_that_cannot_go_costs_the_new_one_nothing(cloud: Cloud, kept: tuple[str, str, str]) -> None:
-    cloud.images.well()
-    cloud.clean_up()
-    assert list(cloud.images.records) == [kept[2]]
-
-
-def test_an_old_backup_stays_when_it_is_the_last_one(cloud: Cloud, kept: tuple[str, str, str]) -> None:
-    """Its user has removed the new one meanwhile."""
-    cloud.images.well()
-    cloud.images.delete(kept[2])
-    cloud.clean_up()
-    assert list(cloud.images.records) == [kept[1]]
-
-
-def test_the_rotation_that_was_asked_for_last_counts(cloud: Cloud, kept: tuple[str, str, str]) -> None:
-    newest = backup(cloud, kept[0], 3, rotation=5)
-    assert cloud.pending() == []
-    cloud.images.well()
-    cloud.clean_up()
-    assert sorted(cloud.images.records) == [kept[1], kept[2], newest]
-
-
-def test_backups_of_a_deleted_server_are_left_alone(cloud: Cloud, kept: tuple[str, str, str]) -> None:
-    ask(cloud, kept[0], "delete")
-    cloud.settle()
-    cloud.images.well()
-    cloud.clean_up()
-    assert sorted(cloud.images.records) == [kept[1], kept[2]]
 
 
 # --- patience ---

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from common import states
-from common.store import actions
+from common.store import actions, guests
 from compute_agent.virt.memory import Fail
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
@@ -91,6 +91,8 @@ def is_whole(trial: Trial) -> None:
     cloud, server, scenario = trial.cloud, trial.cloud.show(trial.server), trial.scenario
     assert (server.task_state, server.action) == (None, None)
     assert cloud.findings() == []
+    recorded = {row.host for row in cloud.store.read(lambda tx: guests.places(tx, trial.server))}
+    assert {host for host in recorded ^ set(cloud.domains(trial.server)) if cloud.hosts[host].is_on} == set()
     image = cloud.images.records.get(server.shelved_image_id or "", {})
     if server.vm_state in (states.SHELVED, states.SHELVED_OFFLOADED):
         assert image.get("data") is not None
