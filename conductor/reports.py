@@ -9,7 +9,7 @@ in holds up nothing else: neither another host nor another server of the same ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,8 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
     if not syncs:
         return []
     try:
-        answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs), alone=False)
+        locked = aside.servers(engine)
+        answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs, locked), alone=False)
     except errors.TooBusy as problem:
         log.warning("%d reports wait: %s", len(syncs), problem)
         named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.aside.keys()
@@ -119,7 +120,7 @@ def _absorb(engine: Engine, told: Sync, until: float) -> None:
 
 
 def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
-    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to being retries."""
+    """A thing that cannot be taken in is left out; an action that waits for it comes nearer to being stuck."""
     log.error("host %s told this, which is left out: %s", told.host, told)
     if isinstance(problem, errors.Unavailable):
         aside.put(engine, report_parts.servers_in(told))
@@ -130,14 +131,14 @@ def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
         retries.count(engine, row, problem)
 
 
-def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync]
+def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
              ) -> tuple[list[SyncAnswer], runner.Written, resend.Failed]:
-    """The transaction: hellos, then results, debts and news under the servers' locks, then the answers."""
+    """The transaction: hellos, then results, debts and news under the servers' locks, but for those that somebody else
+    has ``locked``, then the answers."""
     sessions = {sync.host: _hello(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
                 if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
-    locked = aside.servers(engine)
     written = _settle(tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard)
     for sync in sorted(heard, key=lambda sync: sync.host):
         _describe(tx, sync)
