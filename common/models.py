@@ -227,7 +227,8 @@ class Sync:
     report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
     are, by key. ``cached``: what became of images that the host was to fetch ahead: image -> "" when it is there, or
     why not; told until an answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the
-    periodic exchange, which is answered with what the host should be doing.
+    periodic exchange, which is answered with what the host should be doing. ``number`` rises with each exchange of a
+    session, so that what an older one tells of the host's state is not taken for news; 0: an agent that counts none.
     """
 
     host: str
@@ -243,6 +244,12 @@ class Sync:
     phases: dict[str, str] = field(default_factory=dict)
     cached: dict[str, str] = field(default_factory=dict)
     moved: dict[str, dict[str, int]] = field(default_factory=dict)
+    number: int = 0
+
+    @property
+    def tells_state(self) -> bool:
+        """Does it tell something of the host that a later exchange may have told otherwise?"""
+        return bool(self.domains is not None or self.changed or self.inventory or self.metrics or self.cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class Agent:
         self._metrics: dict[str, float] | None = None
         self._asked_at = self._acknowledged_at = -LEASE
         self._reported_at: float | None = None
+        self._number = 0
 
     # --- commands ---
     def accept(self, commands: Iterable[Command]) -> None:
@@ -202,6 +203,7 @@ class Agent:
         news = self._inventory if self._inventory != self._inventory_told else None
         metrics, self._metrics = self._metrics, None
         self._asked_at = self._clock.monotonic()
+        self._number += 1
         if domains is not None:
             self._reported_at = self._clock.monotonic()
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
@@ -209,7 +211,8 @@ class Agent:
                     news, metrics,
                     {key: work.phase for key, work in self._work.items() if work.running or work.does("moves")}
                     if ask else {}, dict(self._cached),
-                    {key: work.measured for key, work in self._work.items() if work.measured} if ask else {})
+                    {key: work.measured for key, work in self._work.items() if work.measured} if ask else {},
+                    self._number)
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
         """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence

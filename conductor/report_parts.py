@@ -12,7 +12,7 @@ from typing import Any
 from common.models import Sync
 
 #: Fields that say who reports and what is in hand there; each other field tells something.
-HEAD = frozenset(("host", "session", "boot_id", "ask", "working"))
+HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number"))
 _NOTHING: dict[str, Any] = {field.name: getattr(Sync("", 0), field.name) for field in fields(Sync)
                             if field.name not in HEAD}
 #: Fields that are one thing, although they are dictionaries.
@@ -41,6 +41,11 @@ def _entries(name: str, value: Any) -> list[Any]:
 def servers_in(sync: Sync) -> set[str]:
     """The servers whose rows are locked when it is taken in."""
     return {one.server for one in [*sync.results, *(sync.domains or ()), *sync.changed]}
+
+
+def stateless(sync: Sync) -> Sync:
+    """Without what it tells of the host's state."""
+    return replace(sync, domains=None, changed=[], inventory=None, metrics=None, cached={})
 
 
 def without(sync: Sync, servers: Collection[str]) -> Sync:

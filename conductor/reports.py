@@ -72,7 +72,8 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
     try:
         session = engine.store.write(lambda tx: _session(tx, engine, sync), alone=False)
         if sync.session in (0, session):
-            _absorb(engine, sync, until)
+            told = engine.store.write(lambda tx: _in_order(tx, sync), alone=False)
+            _absorb(engine, told, until)
         return _answer_apart(engine, sync, session)
     except Exception as problem:
         log.exception("the report of host %s could not be answered; the agent repeats it", sync.host)
@@ -138,13 +139,21 @@ def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Coll
     sessions = {sync.host: _hello(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
                 if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
-    heard = [sync for sync in syncs if sync.session == 0 or sync.session == sessions.get(sync.host)]
+    heard = [_in_order(tx, sync) for sync in sorted(syncs, key=lambda sync: (sync.host, sync.number))
+             if sync.session == 0 or sync.session == sessions.get(sync.host)]
     written = _settle(tx, engine, [report_parts.without(sync, locked) for sync in heard] if locked else heard)
-    for sync in sorted(heard, key=lambda sync: sync.host):
+    for sync in heard:
         _describe(tx, sync)
     answers = [_answer(tx, engine, sync, sessions.get(sync.host, 0)) for sync in syncs]
     engine.fault_point("sync", "reports", "written")
     return [answer for answer, _ in answers], written, [one for _, failed in answers for one in failed]
+
+
+def _in_order(tx: Connection, sync: Sync) -> Sync:
+    """The report, without the host's state when a later one has told that already, which another conductor took in."""
+    if sync.session == 0 or sync.number == 0 or not sync.tells_state:
+        return sync
+    return sync if hosts.is_newest(tx, sync.host, sync.session, sync.number) else report_parts.stateless(sync)
 
 
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:

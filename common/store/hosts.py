@@ -52,13 +52,19 @@ def greet(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> 
                               "updated_at": now(), **_facts(inventory)})
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
     booted = row.boot_id != boot_id
-    values: dict[str, Any] = {"session": row.session + 1, "boot_id": boot_id}
+    values: dict[str, Any] = {"session": row.session + 1, "boot_id": boot_id, "told": 0}
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, services.COMPUTE)
     services.returned(tx, name)
     return row.session + 1, booted
+
+
+def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
+    """Is no later exchange of this session known that has told the host's state? Then this one is the newest."""
+    row = sa.update(hosts).where(hosts.c.name == name, hosts.c.session == session, hosts.c.told < number)
+    return bool(tx.execute(row.values(told=number)).rowcount)
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:

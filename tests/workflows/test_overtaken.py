@@ -2,14 +2,16 @@
 """What somebody has read is not true any more when he writes: another commit came between. Nothing comes of it."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from common import states
-from common.store import actions, guests, services
-from conductor import runner
+from common.models import Sync, SyncAnswer
+from common.store import actions, guests, schema, services
+from conductor import reports, runner
 from conductor.workflows.evacuate import FENCING
 from tests.workflows.simulator import Cloud
 
@@ -138,3 +140,60 @@ def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
     cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
     cloud.settle()
     assert (calls, cloud.show(server).host, cloud.show(server).vm_state) == (["h1"], "h2", states.ACTIVE)
+
+
+def exchange(cloud: Cloud, name: str, bigger: int = 0) -> Sync:
+    """What a host says of everything it has, on its way."""
+    host = cloud.hosts[name]
+    size = host.driver.inventory()
+    host.agent.noticed(replace(size, memory_mb=size.memory_mb + bigger), {"cpu.percent": float(bigger)})
+    return host.agent.request(True, host.driver.domains(), None)
+
+
+def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
+    """It waited at one conductor while another took the next one in."""
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    late = exchange(cloud, "h1")
+    cloud.hosts["h1"].driver.power_off(server)
+    cloud.time.pass_by(1)
+    newer = exchange(cloud, "h1", bigger=512)
+    for request in (newer, late):
+        [answer] = reports.handle(cloud.engine, [request])
+        assert isinstance(answer, SyncAnswer) and answer.session == newer.session
+    row = cloud.show(server)
+    assert (row.vm_state, row.power_state) == (states.STOPPED, states.SHUTDOWN)
+    [host] = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).all())
+    assert (host.told, host.metrics) == (newer.number, {"cpu.percent": 512.0})
+
+
+def test_results_count_in_whatever_order_they_come(cloud: Cloud) -> None:
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.advance()
+    host = cloud.hosts["h1"]
+    host.work()
+    late = host.agent.request(True, [], None)
+    assert late.results
+    newer = replace(late, number=late.number + 1, results=[], domains=[])
+    for request in (newer, late):
+        reports.handle(cloud.engine, [request])
+    assert cloud.show(server).vm_state == states.ACTIVE
+
+
+def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    cloud.hosts["h1"].restart()
+    cloud.round()
+    cloud.hosts["h1"].driver.power_off(server)
+    for _ in range(65):
+        cloud.round()
+    assert cloud.show(server).vm_state == states.STOPPED
+
+
+def test_an_agent_that_counts_no_exchanges_is_heard(cloud: Cloud) -> None:
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    cloud.hosts["h1"].driver.power_off(server)
+    reports.handle(cloud.engine, [replace(exchange(cloud, "h1"), number=0)])
+    assert cloud.show(server).vm_state == states.STOPPED

@@ -46,7 +46,8 @@ hosts = Table(
     Column("devices", Json),                                  # list of models.Device
     Column("facts", Json),                                    # what filters may ask of a host
     Column("metrics", Json),                                  # name -> number, newest report
-    time_column("metrics_at"))
+    time_column("metrics_at"),
+    Column("told", BigInteger, nullable=False, server_default="0"))     # 0010: newest exchange that told its state
 
 host_images = Table(                                          # 0004: images that hosts shall fetch ahead
     "host_images", metadata,
