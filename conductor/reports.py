@@ -274,8 +274,8 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: dict[str, int]) -> di
     """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command was late."""
     found = dict(ahead)
     for _, result in results:
-        if result.status == "refused":
-            found[result.server] = max(found.get(result.server, 0), int(result.data.get("known", 0)))
+        if result.status == "refused" and "known" in result.data:
+            found[result.server] = max(found.get(result.server, 0), int(result.data["known"]))
     return found
 
 
