@@ -21,7 +21,7 @@ from common.store import actions, fences, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
 from conductor import aside, progress, report_parts, resend, retries, runner
 from conductor.saga import Engine, Run
-from conductor.workflows import WORKFLOWS
+from conductor.workflows import WORKFLOWS, is_known
 
 log = logging.getLogger(__name__)
 GRACE = 2 * SECOND           #: a command younger than this may still be on its way
@@ -242,7 +242,7 @@ def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], he
         run = Run(head, server, head.data)
         retries.stumble(run, f"Host {head.host} refuses it: {result.error}", result.details, retries.REFUSALS)
         return run
-    if not runner.is_known(head):
+    if not is_known(head):
         log.warning("host %s answers %s, which is left to a conductor that knows %s", head.host, result.key,
                     head.workflow)
         return None
@@ -258,7 +258,7 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
     for server_id in sorted(paid):
         server = servers.get(server_id)
         head = heads.get(server.action) if server is not None and server.action else None
-        if server is None or head is None or head.state != "due" or head.step is None or not runner.is_known(head):
+        if server is None or head is None or head.state != "due" or head.step is None or not is_known(head):
             continue
         workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)

@@ -15,7 +15,7 @@ from common.store.engine import Connection, Row
 from conductor import runner, steering
 from conductor.endings import UNDO
 from conductor.saga import DEBT, Engine, Run, debt_command
-from conductor.workflows import WORKFLOWS
+from conductor.workflows import WORKFLOWS, is_known
 
 log = logging.getLogger(__name__)
 AT_ONCE = 32                 #: commands re-sent to a host in one answer
@@ -67,7 +67,7 @@ def _is_key(parts: list[str]) -> bool:
 
 def _made_again(engine: Engine, row: Row[Any], server: Row[Any], session: int) -> Command | None:
     """The command that a waiting action has at its host."""
-    if not runner.is_known(row):
+    if not is_known(row):
         return None
     workflow, run = WORKFLOWS[row.workflow], Run(row, server, dict(row.data))
     step = workflow.steps[workflow.index(row.step)]

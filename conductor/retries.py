@@ -40,7 +40,8 @@ def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float
                             for row in actions.lock(tx, (row.id for row in rows)).values()
                             if row.owner == engine.owner and row.state == "due"})
     try:
-        engine.store.write(work, alone=False)
+        if rows:
+            engine.store.write(work, alone=False)
     except errors.TooBusy as problem:
         log.warning("actions stay leased for a while: %s", problem)
 

@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from common import errors
@@ -58,6 +59,7 @@ LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
 OUTSIDE_STEPS = sorted(LANE_OF)
 NEIGHBOUR_AT_MOST, LOCKED_AT_MOST = 4, 60       #: seconds between two tries
 ENDS = ("done", "failed", "dead", "unknown")     #: statuses of results that end a command
+UNANSWERED = 8               #: tries of an action whose proposal nobody answers, in about twenty seconds
 EACH_AT_MOST = 5.0           #: seconds in which actions of a burst that failed are written one by one
 VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
@@ -70,11 +72,8 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
     locked = aside.servers(engine) if rows else ()
-    if waiting := [row for row in rows if row.server_id in locked]:
-        retries.postpone(engine, waiting, LOCKED_AT_MOST)
-    for row in rows:
-        if row.server_id in locked:
-            continue
+    retries.postpone(engine, [row for row in rows if row.server_id in locked], LOCKED_AT_MOST)
+    for row in (row for row in rows if row.server_id not in locked):
         alone = row.id if row.failures else ""      # and after the others
         try:
             groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
@@ -114,10 +113,24 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
 
 
 def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
-    """Ask what the step asks before its transaction, for all in one call, or for each where that fails; returns those
-    that can go on."""
+    """Ask what the step asks before its transaction; returns those that can go on. When that was not answered many
+    times, one of them may be the reason: a part of them is asked for alone, each time another one."""
     if not step.propose:
         return list(runs)
+    if all(run.action.sends < UNANSWERED for run in runs):
+        return _ask(engine, workflow, step, runs)
+    chosen = [run for run in runs if sha256(f"{run.action.id}{run.action.sends}".encode()).digest()[0] % 2]
+    answered = _ask(engine, workflow, step, chosen or runs)
+    others = [run for run in runs if run not in chosen] if chosen else []
+    if others and answered:
+        return answered + _ask(engine, workflow, step, others)
+    retries.postpone(engine, [run.action for run in others], NEIGHBOUR_AT_MOST)
+    return answered
+
+
+def _ask(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
+    """In one call for all, or for each where that fails."""
+    assert step.propose is not None
     asking = [Run(run.action, run.server, dict(run.action.data)) for run in runs]
     try:
         if wanted := [run for run in asking if not is_skipped(step, run)]:
@@ -130,7 +143,7 @@ def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]
     except Exception as problem:
         log.exception("%s cannot be proposed for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
-            return [proposed for run in runs for proposed in _propose(engine, workflow, step, [run])]
+            return [asked for run in runs for asked in _ask(engine, workflow, step, [run])]
         retries.count(engine, runs[0].action, problem)
         return []
     return asking
@@ -386,12 +399,6 @@ def send(engine: Engine, written: Written) -> None:
         except Exception:
             log.exception("commands for host %s cannot be sent; its next exchange asks for them", host)
         engine.fault_point(commands[0].verb, commands[0].step, "sent")
-
-
-def is_known(row: Row[Any]) -> bool:
-    """Is the action's workflow of this release? One of a newer release is left to conductors that know it."""
-    newest: int = VERSIONS.get(row.workflow, 0)
-    return newest >= int(row.version)
 
 
 def name_in_key(row: Row[Any]) -> str:

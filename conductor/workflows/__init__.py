@@ -2,6 +2,9 @@
 """The registry: every workflow by its name. One story a file."""
 from __future__ import annotations
 
+from typing import Any
+
+from common.store.engine import Row
 from conductor.saga import Workflow
 from conductor.workflows import (
     create,
@@ -29,3 +32,9 @@ WORKFLOWS: dict[str, Workflow] = {workflow.name: workflow for workflow in (
     resize.RESIZE, resize.MIGRATE, resize.CONFIRM_RESIZE, resize.REVERT_RESIZE, live_migrate.LIVE_MIGRATE,
     evacuate.EVACUATE, resize_here.RESIZE_HERE, resize_here.CONFIRM_HERE, resize_here.REVERT_HERE,
     delete.SOFT_DELETE, delete.RESTORE, delete.DELETE)}
+
+
+def is_known(action: Row[Any]) -> bool:
+    """Is the action's workflow of this release? One of a newer release is left to conductors that know it."""
+    workflow = WORKFLOWS.get(action.workflow)
+    return workflow is not None and workflow.version >= action.version

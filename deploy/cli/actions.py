@@ -134,16 +134,15 @@ def undoable(row: Any) -> None:
     Raises:
         Conflict: this release does not know where it stands, or there is no way back from there.
     """
-    from conductor.workflows import WORKFLOWS
-    workflow = WORKFLOWS.get(row.workflow)
+    from conductor.workflows import WORKFLOWS, is_known
     try:
-        if workflow is None or workflow.version < row.version:
+        if not is_known(row):
             raise LookupError(f"this release does not know {row.workflow} in version {row.version}")
-        index = workflow.index(row.step)
+        steps = WORKFLOWS[row.workflow].steps[:WORKFLOWS[row.workflow].index(row.step)]
     except LookupError as problem:
         raise errors.Conflict(f"Action {row.id} cannot be undone: {problem}. Settle it, or retry it under a release "
                               "that knows it.") from problem
-    if any(step.pivot for step in workflow.steps[:index]):
+    if any(step.pivot for step in steps):
         raise errors.Conflict(f"Action {row.id} cannot be undone: at its step {row.step} there is no way back. Retry "
                               "it, or settle it.")
 

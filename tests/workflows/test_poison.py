@@ -133,6 +133,24 @@ def test_a_function_that_raises_holds_up_no_other(cloud: Cloud, monkeypatch: pyt
     assert len(set(ports) - {bad}) == len([port for port in ports if port != bad])
 
 
+def test_a_request_that_no_scheduler_survives_holds_others_up_for_a_while_only(cloud: Cloud) -> None:
+    bad, *others = cloud.create(6, networks=[])
+    select, asked = cloud.select, []                        # type: ignore[var-annotated]  # numbers of requests
+
+    def dies(specs: Any, fresh: bool) -> Any:
+        asked.append(len(specs))
+        if any(spec.server == bad for spec in specs):
+            raise errors.NoAnswer("kilonova-scheduler did not answer select within 10 s.")
+        return select(specs, fresh)
+    cloud.select = dies                                     # type: ignore[method-assign]  # a scheduler that dies of one
+    for _ in range(40):
+        cloud.round()
+        cloud.time.pass_by(3)
+    assert {cloud.show(server).vm_state for server in others} == {states.ACTIVE}
+    assert len(asked) < 100, "and not one call for each"
+    assert cloud.show(bad).vm_state == states.BUILDING
+
+
 def test_what_was_called_outside_is_not_called_again_when_the_group_fails(cloud: Cloud) -> None:
     """One transaction for three servers fails once their ports are made: each has one port, as if nothing was."""
     servers = cloud.create(3)
