@@ -64,8 +64,11 @@ def stumble(run: Run, text: str, details: str, tries: int) -> None:
     run.head.update(state=actions.STUCK, due_at=None, owner=None, lease_until=None,
                     sent_at=row.sent_at if waits else None)
     run.note(step, "stuck", row.host if waits else None, told, cause)
+    before = getattr(run.server, "fault", None)
+    if isinstance(before, dict) and "action" in before:        # of another one, which was superseded
+        before = before["before"]
     run.set(fault={"code": 500, "message": told, "details": cause, "created": row.locked_at, "action": row.id,
-                   "before": getattr(run.server, "fault", None)})
+                   "before": before})
     log.error("action %s of server %s is stuck at step %s of %s; see kilonova action show %s: %s", row.id,
               row.server_id, step, row.workflow, row.id, cause)
 

@@ -117,7 +117,7 @@ def _leave(tx: Connection, row: Row[Any], server: Row[Any] | None, **changes: An
     """Change the server, which does not show any more that this action is stuck."""
     if server is None:
         return
-    if (server.fault or {}).get("action") == row.id:
+    if isinstance(server.fault, dict) and server.fault.get("action") == row.id:
         changes.setdefault("fault", server.fault.get("before"))
     if changes:
         update_servers(tx, {server.id: changes})

@@ -198,6 +198,21 @@ def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> No
     assert cloud.show(server).vm_state == states.STOPPED
 
 
+def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
+    """A reboot of a server in ERROR is stuck, another one too; then that goes on, and fails."""
+    [server] = cloud.create(host="h1", forced=True, networks=[])
+    cloud.settle()
+    old = {"code": 500, "message": "It broke.", "details": "", "created": 1}
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == server).values(
+        vm_state=states.ERROR, fault=old)))
+    for _ in range(2):
+        change(cloud, cloud.ask(server, "reboot", "HARD"), step="renamed_since")
+        row = until_stuck(cloud, server)
+        assert cloud.show(server).fault["before"] == old
+    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    assert cloud.show(server).fault == old
+
+
 def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
     server = renamed(cloud)
     row = until_stuck(cloud, server)
