@@ -13,7 +13,7 @@ from typing import Any
 
 from common import states
 from common.models import Result
-from common.store import guests, migrations
+from common.store import migrations
 from common.store.engine import Connection
 from common.wire import to_wire
 from conductor import debts, moving, networks, placing
@@ -117,14 +117,9 @@ def _done(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
 
 
 def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
-    """It is as before; one that was lost on the way was started anew, and is not sent on another. One that has moved
-    stays where it is, whatever its ports have."""
+    """It is as before; one that was lost on the way was started anew, and is not sent on another. Nothing fails one
+    that has moved."""
     run.set(progress=0)
-    if run.host == moving.dest(run):
-        guests.owe(tx, run.server.id, run.fence, host=moving.source(run), may_run=False,
-                   keeps_files=bool(run.data.get("shared")))
-        run.move(status="completed")
-        return
     if _is_lost(run):
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
         problem = StepFailed(str(problem), problem.details)
