@@ -21,6 +21,7 @@ from common.store import actions, allocations, cleanups, hosts, migrations
 from common.store.engine import Connection, Row, now
 from conductor import aside, retries
 from conductor.endings import UNDO, fail, finish, is_skipped, overlook, undone
+from conductor.lanes import INSIDE, LANE_OF, LANES, OUTSIDE_STEPS
 from conductor.saga import Engine, Run, Step, Workflow
 from conductor.workflows import WORKFLOWS
 
@@ -35,28 +36,6 @@ class Written(NamedTuple):
     due: frozenset[str] = frozenset()
 
 
-INSIDE = "inside"
-
-
-def _lanes() -> dict[str, list[str]]:
-    """The steps of each neighbour's lane."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for workflow in WORKFLOWS.values():
-        for step in workflow.steps:
-            if step.outside or step.undo_outside:
-                found[step.neighbour].add(step.name)
-    return {neighbour: sorted(steps) for neighbour, steps in found.items()}
-
-
-LANES = _lanes()
-#: (workflow, step) whose command a host that goes down has failed.
-ABANDONED = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
-                   if step.abandon)
-#: (workflow, step) whose command needs what a host has that the server leaves.
-READING = sorted((workflow.name, step.name) for workflow in WORKFLOWS.values() for step in workflow.steps
-                 if step.reads_source)
-LANE_OF = {step: lane for lane, steps in LANES.items() for step in steps}
-OUTSIDE_STEPS = sorted(LANE_OF)
 NEIGHBOUR_AT_MOST, LOCKED_AT_MOST = 4, 60       #: seconds between two tries
 ENDS = ("done", "failed", "dead", "unknown")     #: statuses of results that end a command
 UNANSWERED = 8               #: tries of an action whose proposal nobody answers, in about twenty seconds

@@ -30,7 +30,7 @@ from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.store.version import await_fitting, guarded
 from common.vault import Vault
-from conductor import cleanups, fencing, reports, runner
+from conductor import cleanups, fencing, lanes, reports, runner
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run, one_by_one
@@ -89,7 +89,7 @@ class Spread:
     """Makes several calls at a time (``saga.Spread``), for each neighbour in a pool of its own."""
 
     def __init__(self, calls: int) -> None:
-        self._pools = {lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in runner.LANES}
+        self._pools = {lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in lanes.LANES}
 
     def __call__(self, neighbour: str, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
         if len(runs) == 1:
@@ -108,7 +108,7 @@ class Conductor:
 
     def __init__(self, engine: Engine, post: Messages) -> None:
         self.engine, self._post = engine, post
-        self._outside = {lane: threading.Event() for lane in runner.LANES}
+        self._outside = {lane: threading.Event() for lane in lanes.LANES}
         self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
@@ -216,7 +216,7 @@ class Conductor:
     def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
         """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
-            ("runner", lambda: self.advance(runner.INSIDE, self._rung)),
+            ("runner", lambda: self.advance(lanes.INSIDE, self._rung)),
             ("reports", self.take_reports),
             ("sweep", lambda: self.sweep(bell)),
             ("cleanups", self.clean_up),

@@ -20,7 +20,7 @@ from common.context import RequestContext
 from common.models import Result
 from common.store import actions, migrations, services
 from common.store.engine import Connection, Row
-from conductor import prefetch, reports, runner
+from conductor import lanes, prefetch, reports, retries, runner
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
@@ -110,11 +110,11 @@ def begin_due(engine: Engine) -> None:
 def fail_where_nothing_comes(engine: Engine) -> None:
     """Commands at hosts whose guests are dead have failed; so have those that start nothing, at hosts that are down,
     and those that need the files of a host that was forced down."""
-    for row in engine.store.read(lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, engine.batch)):
+    for row in engine.store.read(lambda tx: actions.waiting_in_vain(tx, lanes.ABANDONED, engine.batch)):
         told = ("Host {} was forced down before it had answered." if row.dead else
                 "Host {} went down before it had answered.").format(row.host)
         _give_up(engine, row, "dead" if row.dead else "failed", told, retryable=True)
-    for row in engine.store.read(lambda tx: migrations.reading_from_the_dead(tx, runner.READING, engine.batch)):
+    for row in engine.store.read(lambda tx: migrations.reading_from_the_dead(tx, lanes.READING, engine.batch)):
         _give_up(engine, row, "failed", f"Host {row.source}, which has the server's files, was forced down.",
                  retryable=False)
 
@@ -127,8 +127,9 @@ def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: b
         written = engine.store.write(lambda tx: _take_in(tx, engine, result))
     except errors.Unavailable:
         raise
-    except Exception:
+    except Exception as problem:
         log.exception("action %s waits in vain, and that cannot be written down; it is tried again", row.id)
+        retries.count(engine, row, problem)
         return
     log.warning("action %s does not wait any longer: %s", row.id, told)
     runner.send(engine, written)
@@ -153,4 +154,4 @@ def _begin(engine: Engine, row: states.Action, server: Row[Any], begin: Begin = 
         log.info("server %s is left alone: %s", server.id, problem)
         return
     log.info("server %s: %s, because its time is over", server.id, row.name)
-    engine.ring(runner.INSIDE)
+    engine.ring(lanes.INSIDE)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from common import ids, states
 from common.store import actions, console_tokens, guests, migrations, quotas, schema, servers
 from common.store.engine import Store, insert_many, update_grouped
-from conductor import runner
+from conductor import lanes, runner
 
 AGO = 1_700_000_000_000_000
 ROWS, HOSTS = 2500, 250
@@ -25,8 +25,8 @@ SOME = [f"{number:036}" for number in range(3)]
 Poll = Callable[[sa.Connection], Any]
 POLLS: dict[str, Poll] = {
     # runner
-    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=runner.OUTSIDE_STEPS),
-    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=runner.OUTSIDE_STEPS),
+    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=lanes.OUTSIDE_STEPS),
+    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=lanes.OUTSIDE_STEPS),
     "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
     "lock": lambda tx: actions.lock(tx, SOME),
     "debts_of": lambda tx: guests.debts_of(tx, SOME),
@@ -37,8 +37,8 @@ POLLS: dict[str, Poll] = {
     "to be offloaded": lambda tx: actions.resting(tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1,
                                                   limit=64),
     "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
-    "waiting_in_vain": lambda tx: actions.waiting_in_vain(tx, runner.ABANDONED, 64),
-    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, runner.READING, 64),
+    "waiting_in_vain": lambda tx: actions.waiting_in_vain(tx, lanes.ABANDONED, 64),
+    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, lanes.READING, 64),
     # exchange with hosts
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
     "waiting": lambda tx: actions.waiting(tx, SOME),

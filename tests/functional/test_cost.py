@@ -10,8 +10,8 @@ import pytest
 
 from common import states
 from common.models import Cell, HostInventory
+from conductor.lanes import LANES
 from conductor.networks import NETWORK
-from conductor.runner import LANES
 from scheduler import hosts
 from tests.functional.cloud import FLAVOR, Cloud
 

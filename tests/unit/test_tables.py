@@ -10,7 +10,7 @@ from common import states
 from common.models import COPYING
 from common.states import ACTIONS, BY_WORKFLOW, VM_STATES, Action
 from compute_agent.verbs import VERBS
-from conductor import runner
+from conductor import lanes
 from conductor.workflows import WORKFLOWS
 
 STRINGS = {name: value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
@@ -165,14 +165,14 @@ def test_every_workflow_is_well_formed(name: str) -> None:
             f"{step.name} is neither here, nor outside, nor on a host"
         assert step.propose is None or step.apply is not None
         assert not (step.before or step.done) or step.command is not None
-        assert (step.neighbour in runner.LANES) and (step.outside is None or step.name in runner.LANES[step.neighbour])
+        assert (step.neighbour in lanes.LANES) and (step.outside is None or step.name in lanes.LANES[step.neighbour])
     assert workflow.index(None) == 0
     with pytest.raises(LookupError, match="no step no such step in this release"):
         workflow.index("no such step")
 
 
 def test_a_steps_name_belongs_to_one_lane() -> None:
-    names = [name for steps in runner.LANES.values() for name in steps]
+    names = [name for steps in lanes.LANES.values() for name in steps]
     inside = {step.name for workflow in WORKFLOWS.values() for step in workflow.steps
               if not (step.outside or step.undo_outside)}
     assert len(names) == len(set(names))

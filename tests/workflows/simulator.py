@@ -31,7 +31,7 @@ from compute_agent.sync import Agent, Work
 from compute_agent.verbs import PeerOpener, no_peer
 from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
-from conductor import cleanups, reports, runner
+from conductor import cleanups, lanes, reports, runner
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
@@ -219,7 +219,7 @@ class Cloud:
 
     def advance(self) -> None:
         """Every lane, until none has anything due now."""
-        while sum(runner.advance(self.engine, lane) for lane in (runner.INSIDE, *runner.LANES)):
+        while sum(runner.advance(self.engine, lane) for lane in (lanes.INSIDE, *lanes.LANES)):
             pass
 
     def settle(self, limit: int = 80) -> None:

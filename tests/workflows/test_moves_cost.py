@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from conductor import runner
+from conductor import lanes, runner
 from tests.workflows.moves import clouds, lead_up, server_on
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
@@ -35,7 +35,7 @@ class Meter:
         took = 1
         while took:
             took = 0
-            for lane in (runner.INSIDE, *runner.LANES):
+            for lane in (lanes.INSIDE, *lanes.LANES):
                 before, taken = self.executed, runner.advance(self.cloud.engine, lane)
                 self.statements += (self.executed - before) if taken else 0
                 took += taken

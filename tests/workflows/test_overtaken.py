@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from common import states
 from common.models import Sync, SyncAnswer
 from common.store import actions, guests, schema, services
-from conductor import reports, runner
+from conductor import lanes, reports, runner
 from conductor.workflows.evacuate import FENCING
 from tests.workflows.simulator import Cloud
 
@@ -88,7 +88,7 @@ def test_a_burst_that_was_overtaken_does_not_take_a_second_place(cloud: Cloud) -
         cloud.store.write(lambda tx: services.set_state(tx, row.uuid, disabled=True))
         runner.advance(other)
         overtaken.extend(cloud.store.write(lambda tx: actions.take(
-            tx, cloud.engine.owner, runner.VERSIONS, 64, only=runner.LANES["network"], lease=actions.LONG_LEASE)))
+            tx, cloud.engine.owner, runner.VERSIONS, 64, only=lanes.LANES["network"], lease=actions.LONG_LEASE)))
     cloud.select = choose                           # type: ignore[method-assign]
     cloud.engine.fault_point = sleep
     runner.advance(cloud.engine)

@@ -11,7 +11,7 @@ from common import errors, states
 from common.store import actions, doctor, schema, stuck
 from compute_agent.verbs import VERBS
 from compute_agent.virt.memory import Fail
-from conductor import retries, runner
+from conductor import lanes, retries, runner
 from conductor.workflows import WORKFLOWS
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask, trial_of
@@ -72,9 +72,9 @@ def test_nothing_is_paid_for_what_is_stuck(cloud: Cloud) -> None:
         executed.append(statement)
     sa.event.listen(cloud.store.engine, "before_cursor_execute", count)
     cloud.time.pass_by(3600)
-    lanes = [runner.INSIDE, *runner.LANES]
-    assert [runner.advance(cloud.engine, lane) for lane in lanes] == [0] * len(lanes)
-    assert len(executed) == 2 * len(lanes), "each begins a transaction and looks"
+    every = [lanes.INSIDE, *lanes.LANES]
+    assert [runner.advance(cloud.engine, lane) for lane in every] == [0] * len(every)
+    assert len(executed) == 2 * len(every), "each begins a transaction and looks"
 
 
 def test_a_failure_now_and_then_is_none_that_repeats(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

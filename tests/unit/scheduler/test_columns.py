@@ -198,12 +198,13 @@ def test_work_in_hand_is_counted_where_it_weighs(cloud: Cloud) -> None:
     hosts = hosts_of(cloud)
     now = cloud.clock.micros()
     with cloud.store.begin() as tx:
-        for number, (workflow, state, host) in enumerate((("create", "waiting", "a"), ("rebuild", "waiting", "a"),
-                                                          ("stop", "waiting", "a"), ("create", "done", "b"))):
+        for number, (workflow, verb, state, host) in enumerate((
+                ("create", "ensure_guest", "waiting", "a"), ("rebuild", "rebuild", "waiting", "a"),
+                ("stop", "ensure_stopped", "waiting", "a"), ("create", "ensure_guest", "done", "b"))):
             tx.execute(sa.insert(schema.actions).values(
                 id=str(number), server_id="s", project_id="p", user_id="u", request_id="r", name=workflow,
-                workflow=workflow, version=1, args={}, fence=1, state=state, data={}, host=host, created_at=now,
-                updated_at=now))
+                workflow=workflow, version=1, args={}, fence=1, state=state, verb=verb, data={}, host=host,
+                created_at=now, updated_at=now))
     hosts.refresh(at_once=True)
     assert hosts.snapshot().working.tolist() == [2, 0]
 
