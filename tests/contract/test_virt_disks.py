@@ -19,7 +19,7 @@ from common.models import GuestSpec, ImageRef
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
 from tests.contract.conftest import QEMU_MOVES
-from tests.contract.virt_pairs import LARGER, Pair
+from tests.contract.virt_pairs import LARGER, SECRET, Pair
 from tests.contract.virt_rigs import QUIET, Rig, another
 from tests.disks import base
 
@@ -92,6 +92,25 @@ def test_guest_that_is_described_anew_keeps_what_its_disk_was_made_on(rig: Rig) 
     rig.await_boots(spec.server, boots + 1)
     rig.driver.unrescue(replace(spec, fence=next(fences)), QUIET)
     assert rig.has_canary(spec.server, boots + 2 if rig.has_console else 0), "rescued"
+
+
+@pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
+def test_disk_of_an_earlier_release_goes_on_and_moves(pair: Pair) -> None:
+    """What lay under it was called base, whatever it held."""
+    rig, spec = pair.source, replace(pair.off_with_canary(), image=ANOTHER)
+    folder = home(rig, spec)
+    named = base(folder)
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", folder / "base", "-F", rig.image.disk_format,
+                    folder / "disk"], check=True)
+    named.rename(folder / "base")
+    assert rig.driver.install(replace(spec, fence=1), True, QUIET).power_state == RUNNING
+    assert rig.has_canary(spec.server, rig.boots(spec.server) or 1)
+    rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
+    rig.driver.offer(spec.server, 1, SECRET, QUIET)
+    pair.destination.driver.receive(spec, pair.peer(spec.server), read_other, QUIET)
+    assert same_bytes(pair, spec)
+    assert base(home(pair.destination, spec)).name.startswith("base.sha256-")
+    assert pair.booted_there(spec)
 
 
 # --- other bytes ---

@@ -103,7 +103,7 @@ def take_in(disk: Disk, image: Cached | None, root_gb: int) -> None:
     _link(disk, image)
     part = aside(disk.path)
     known = _inspected(part)
-    if Path(known.backing).name != (disk.base.name if disk.base else "") or (
+    if Path(known.backing).name not in ((disk.base.name, bases.UNNAMED) if disk.base else ("",)) or (
             disk.base and known.backing_format != disk.base_format):
         raise VerbFailed("The server's disk is not one that this host may open.",
                          details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "

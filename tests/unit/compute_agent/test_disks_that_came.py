@@ -61,7 +61,7 @@ def names(disk: Disk) -> list[str]:
     return names_in(disk.path.parent)
 
 
-@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "own"])
+@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "/other/instances/server/base", "own"])
 @pytest.mark.parametrize(("root_gb", "size"), [(0, GIB), (1, GIB), (3, 3 * GIB)])
 def test_it_stands_on_our_base_and_is_large_enough(disk: Disk, image: Cached, backing: str, root_gb: int,
                                                    size: int) -> None:
@@ -90,7 +90,8 @@ def test_one_without_an_image_stands_on_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("backing", "backing_format", "reason"), [
     ("/etc/shadow", "raw", "stands on"), ("/other/instances/another/BASE", "raw", "stands on"),
-    (f"/other/instances/server/{CONTENT}", "raw", "stands on"), ("/other/instances/server/base", "raw", "stands on"),
+    (f"/other/instances/server/{CONTENT}", "raw", "stands on"),
+    ("/other/instances/server/rescue.base", "raw", "stands on"),
     ("nbd://somewhere/BASE", "raw", "stands on"), ('json:{"file": "/etc/shadow"}', "raw", "stands on"),
     ("/x/server/base.", "raw", "stands on"), ("", "", "stands on"),
     ("/other/instances/server/BASE", "qcow2", "said to be")])
@@ -104,9 +105,10 @@ def test_hostile_one_is_opened_by_nobody(disk: Disk, image: Cached, backing: str
     assert part.read_bytes() == before and not disk.path.exists()
 
 
-def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "/other/instances/server/base"])
+def test_hostile_one_without_an_image_is_opened_by_nobody(tmp_path: Path, backing: str) -> None:
     disk = disks.planned(tmp_path, None)
-    came(disk)
+    came(disk, backing=backing)
     with pytest.raises(VerbFailed, match="may open"):
         disks.take_in(disk, None, 3)
 
