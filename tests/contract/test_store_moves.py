@@ -258,6 +258,8 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(cloud: 
     server = server_on(cloud, "h1")
     cloud.move(server, "resize", BIGGER)
     cloud.advance()
+    cloud.hosts["h1"].work()        # it offers the files
+    cloud.sync(cloud.hosts["h1"])
     assert store.read(lambda tx: tx.scalar(sa.select(schema.actions.c.step).where(
         schema.actions.c.state == "waiting"))) == "prepare"
 
