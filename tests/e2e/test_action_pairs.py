@@ -117,7 +117,7 @@ HEAD = ("shelve", "migrate", "shelve", "migrate_live")
 
 def steps() -> list[str]:
     circuit = every_pair(list(ACTIONS), int(os.environ.get("KILONOVA_SEED", "0")))
-    count = os.environ.get("KILONOVA_STEPS", "6")
+    count = os.environ.get("KILONOVA_STEPS", "2")
     return [*HEAD, *(circuit if count == "all" else circuit[:int(count)])]
 
 
