@@ -15,6 +15,7 @@ from common.store import actions
 from compute_agent.virt.memory import Fail
 from conductor import runner
 from conductor.workflows import WORKFLOWS
+from deploy.testing.plan import Slice
 from tests.schemas import memory_store
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
@@ -31,9 +32,11 @@ def fault_points(workflow: str) -> list[tuple[str, ...]]:
     return trial.hits
 
 
+SLICE_OF_THIRD = (Slice.DEFAULT, Slice.GUESTS, Slice.MOVES)
 WHOLE = [name for name, scenario in SCENARIOS.items() if not scenario.brief]
-#: By number: which of two hosts comes first is by chance, and every process must find the same cases.
-CRASHES = [pytest.param(name, number, id=f"{name}-{number}")
+#: By number: which of two hosts comes first is by chance, and every process must find the same cases. Each third is in
+#: the default set.
+CRASHES = [pytest.param(name, number, id=f"{name}-{number}", marks=pytest.mark.slice(SLICE_OF_THIRD[number % 3]))
            for name in WHOLE for number in range(len(fault_points(name)))]
 
 
@@ -63,7 +66,7 @@ def test_killed_at_each_fault_point(cloud: Cloud, workflow: str, number: int) ->
 
 
 @pytest.mark.parametrize("kind", ["select", "do", "sync", "answer"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slice("moves"))])
 @pytest.mark.parametrize("workflow", WHOLE)
 def test_lost_messages_make_it_late_never_lost(cloud: Cloud, workflow: str, kind: str, count: int) -> None:
     trial = trial_of(cloud, workflow)
