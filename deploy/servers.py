@@ -3,7 +3,7 @@
 
 Used by deploy/commands/test.py and tests/services.py. ``Servers`` starts them as unprivileged users and stops
 them again, also when the block fails or the process is told to end; nothing outside the folder is written.
-Data need not survive: durability is switched off where a test cannot see it.
+Data survive a kill of the server, and need not survive one of the machine: nothing waits for a disk.
 """
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -85,6 +86,7 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._again: dict[str, Callable[[], object]] = {}
         self.broker: Broker | None = None
 
     def __enter__(self) -> Servers:
@@ -117,6 +119,21 @@ class Servers:
             "rabbitmq": self._rabbitmq, "postgresql": self._postgresql, "mariadb": self._mariadb}
         return starters[kind]()
 
+    def pid(self, kind: str) -> int:
+        """Of the server that was started last."""
+        return dict(self._processes)[kind].pid
+
+    def kill(self, kind: str) -> None:
+        """kill -9, of a server with all its processes. What it had committed stays."""
+        process = dict(self._processes)[kind]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._processes.remove((kind, process))
+
+    def restart(self, kind: str) -> None:
+        """Start a server that was killed again, at the same address; returns when it answers."""
+        self._again[kind]()
+
     def _rabbitmq(self) -> str:
         self.broker = broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16))
         broker.prepare()
@@ -134,8 +151,7 @@ class Servers:
         settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
                     "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        self._run("postgresql", [str(POSTGRESQL / "postgres"), "-D", str(data), *options], "postgres")
-        self._wait("postgresql", port)
+        self._start("postgresql", [str(POSTGRESQL / "postgres"), "-D", str(data), *options], "postgres", port)
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
 
     def _mariadb(self) -> str:
@@ -143,16 +159,22 @@ class Servers:
         data = folder / "data"
         _as("mysql", ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db",
                       "--auth-root-authentication-method=normal"])
-        first = _secret(folder / "first.sql", f"CREATE USER kilonova@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        first = _secret(folder / "first.sql", "CREATE USER IF NOT EXISTS kilonova@'127.0.0.1' IDENTIFIED BY "
+                        f"'{password}';\n"
                         "GRANT ALL ON *.* TO kilonova@'127.0.0.1' WITH GRANT OPTION;\n", "mysql")
-        self._run("mariadb", [
+        self._start("mariadb", [
             "/usr/sbin/mariadbd", "--no-defaults", f"--datadir={data}",
             f"--socket={folder}/mariadb.sock", f"--pid-file={folder}/mariadb.pid", f"--port={port}",
-            "--bind-address=127.0.0.1", f"--init-file={first}", "--innodb-flush-log-at-trx-commit=0",
+            "--bind-address=127.0.0.1", f"--init-file={first}", "--innodb-flush-log-at-trx-commit=2",
             "--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-log-bin",
-            "--skip-name-resolve=1"], "mysql")
-        self._wait("mariadb", port)
+            "--skip-name-resolve=1"], "mysql", port)
         return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
+
+    def _start(self, name: str, command: list[str], user: str, port: int) -> None:
+        """Start a database, and know how it is started again."""
+        self._run(name, command, user)
+        self._wait(name, port)
+        self._again[name] = partial(self._start, name, command, user, port)
 
     def _own(self, name: str, user: str) -> Path:
         folder = self.folder / name

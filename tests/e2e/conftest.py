@@ -242,7 +242,7 @@ def shared_lab(shared_lab_up: MadeLab) -> Iterator[LiveLab]:
 
 
 @contextmanager
-def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: int) -> Iterator[Live]:
+def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Iterator[Live]:
     """A cloud on hosts in memory, with flavors, quotas that nobody reaches, and an image named "empty"."""
     demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)

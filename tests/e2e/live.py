@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+import sqlalchemy as sa
 
 from deploy import libvirtd
 from deploy.cloud import Cloud, Ports
@@ -109,11 +110,11 @@ class Rest:
         reply = self.insist("POST", f"/servers/{server}/action", {"os-getConsoleOutput": {}}, fine=(200, 404, 409))
         return str(reply.body["output"]) if reply.status == 200 else ""
 
-    def create(self, *, image: str, flavor: str, name: str = "e2e", **more: Any) -> str:
+    def create(self, *, image: str, flavor: str, name: str = "e2e", seconds: float = 60, **more: Any) -> str:
         """A server's id, once it was accepted."""
         reply = self.insist("POST", "/servers", {"server": {
             "name": name, "imageRef": image, "flavorRef": flavor, "networks": "none", **more}}, fine=(202,),
-            headers={"Idempotency-Key": str(uuid.uuid4())})
+            seconds=seconds, headers={"Idempotency-Key": str(uuid.uuid4())})
         return str(reply.body["server"]["id"])
 
     def act(self, server: str, key: str, value: Any = None) -> Reply:
@@ -269,6 +270,9 @@ class Live:
 
     def rows(self, query: str, *values: object) -> list[Any]:
         """Read the database, without a lock that anybody could notice."""
+        if self.cloud.database_url is not None:
+            with sa.create_engine(self.cloud.database_url, poolclass=sa.NullPool).connect() as connection:
+                return list(connection.exec_driver_sql(query.replace("?", "%s"), values))
         database = sqlite3.connect(f"file:{self.home}/data/kilonova.db?mode=ro", uri=True, timeout=30)
         try:
             return database.execute(query, values).fetchall()
