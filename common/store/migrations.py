@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Row
 from common import errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor
-from common.store import actions, allocations, guests
+from common.store import actions, allocations, cleanups, guests
 from common.store.engine import now, update_grouped
 from common.store.schema import actions as actions_table
 from common.store.schema import guests as guests_table
@@ -105,6 +105,8 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
             elif row.wanted in guests.HERE and row.holder is not None:
                 guests.hold(tx, server_id, row.host, None)
                 allocations.hand_back(tx, row.holder, server_id, row.host)
+        if move.type == LIVE:
+            _unbind_elsewhere(tx, move, server_id)
         update(tx, {move.uuid: {"status": "confirmed" if move.status == FINISHED else "error"}})
 
 
@@ -113,6 +115,18 @@ def share_files(tx: Connection, one: str, other: str) -> bool:
     found = {row.name: (row.facts or {}).get("storage") for row in tx.execute(
         sa.select(hosts.c.name, hosts.c.facts).where(hosts.c.name.in_((one, other))))}
     return bool(found.get(one)) and found.get(one) == found.get(other)
+
+
+def _unbind_elsewhere(tx: Connection, move: Row[Any], server_id: str) -> None:
+    """The ports of a server may still be bound to both hosts of its move; the host where it is not is forgotten."""
+    server = tx.execute(sa.select(servers.c.host, servers.c.interfaces, servers.c.project_id).where(
+        servers.c.id == server_id)).one()
+    other = move.source_host if server.host == move.dest_host else move.dest_host
+    if other is not None:
+        cleanups.add(tx, [{
+            "kind": cleanups.BINDING, "target": one["port"], "place": other, "args": {}, "server_id": server_id,
+            "project_id": server.project_id, "why": "Its live migration was ended by an admin's word."}
+            for one in server.interfaces or ()])
 
 
 def end_open(tx: Connection, server_ids: Sequence[str], status: str) -> None:

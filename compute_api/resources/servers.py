@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import clock, errors, states
-from common.store import actions, server_groups, servers
+from common.store import actions, migrations, server_groups, servers
 from common.store.servers import Wanted
 from compute_api.microversions import Range
 from compute_api.request import Request
@@ -225,6 +225,9 @@ def update(request: Request, server: Any) -> dict[str, Any]:
         if zone is not None and zone != row.availability_zone:
             raise errors.Conflict(f"Instance {server.id} is in availability zone {row.availability_zone}; it can be "
                                   "pinned to that one, or with null to none.")
+        if zone is not None and migrations.open_of(tx, [server.id]):
+            raise errors.Conflict(f"Instance {server.id} is being moved; it can be pinned when the move has ended, or "
+                                  "was confirmed or reverted.")
         return row
     return body_of(request, request.write(work), change=True)
 

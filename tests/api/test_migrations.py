@@ -319,3 +319,14 @@ def test_lists_cost_the_same_whatever_they_hold(cloud: Cloud) -> None:
         listed(cloud)
         counts.append(sum(text.startswith("SELECT") for text in seen))
     assert counts == [2, 2]
+
+
+@pytest.mark.parametrize(("status", "wanted"), [("running", 409), ("finished", 409), ("confirmed", 200)])
+def test_a_server_that_is_being_moved_is_not_pinned(cloud: Cloud, status: str, wanted: int) -> None:
+    """Where it will be is not known yet; giving its pin up is fine."""
+    server = cloud.create()
+    cloud.rest(server)
+    add(cloud, "live-migration", status, server_id=server)
+    put = [cloud.call("PUT", f"/servers/{server}", {"server": {"pinned_availability_zone": zone}}, mv="2.104"
+                      ).status_code for zone in ("nova", None)]
+    assert put == [wanted, 200]
