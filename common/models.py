@@ -253,6 +253,16 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What an idle host says in place of a ``Sync``: nothing to tell, nothing in hand. It asks whether something waits
+    for it. ``domains``: another text when its domains, or their states or fences, are not what they were."""
+
+    host: str
+    session: int
+    domains: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SyncAnswer:
     """The conductor's half: the session in force (0: say hello again), the result keys it has heard (the command of
     one that it could not write down comes again), the commands and debts that the host does not seem to know of, and

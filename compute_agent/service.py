@@ -34,6 +34,7 @@ from compute_agent.virt.driver import Driver, ImageWriter, Run
 log = logging.getLogger(__name__)
 PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
 PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
+WITHOUT = 60.0               #: seconds without heartbeats when one had no answer: conductors may not know them
 _OLD_TOKEN = "the image service does not accept the token any more"
 
 
@@ -50,6 +51,7 @@ class Host:
         self._questions = Questions(driver, consoles)
         self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
         self._access: Access | None = None
+        self._beats_from = 0.0
         self._moved: set[str] = set()
         self._lock = threading.Lock()
         self._work, self._speak, self._stop = threading.Condition(self._lock), threading.Event(), threading.Event()
@@ -159,12 +161,14 @@ class Host:
         """
         failed, ask_at = 0, 0.0
         while not self._stop.is_set():
-            if not failed:
-                self._speak.wait(max(0.0, ask_at - time.monotonic()))
+            has_news = not failed and self._speak.wait(max(0.0, ask_at - time.monotonic()))
             self._speak.clear()
             asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_hello()
+            if not (asks or has_news):
+                continue            # a wait may end a moment too early
             try:
-                self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
+                if failed or not asks or not self._is_idle():
+                    self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
                 failed = 0
                 if asks:
                     ask_at = time.monotonic() + random.uniform(*PERIOD)
@@ -177,6 +181,32 @@ class Host:
                 log.exception("the exchange with the conductor failed")
                 self._stop.wait(1.0)
 
+    def _is_idle(self) -> bool:
+        """Has this host nothing to tell, and the conductor nothing for it? Asked by a heartbeat."""
+        if time.monotonic() < self._beats_from:
+            return False
+        with self._lock:
+            looks = self._agent.looks_again()
+        if looks:
+            self._look()
+        with self._lock:
+            beat = None if self._moved else self._agent.heartbeat()
+        if beat is None:
+            return False
+        nothing = self._conductor.heartbeat(beat, PATIENCE[0])
+        with self._lock:
+            self._agent.heard(nothing is True)
+        if nothing is None:
+            self._beats_from = time.monotonic() + WITHOUT
+        return nothing is True
+
+    def _look(self) -> None:
+        """See what there is, as before a full report."""
+        domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
+        with self._lock:
+            self._agent.noticed(inventory, metrics)
+            self._agent.looked(domains)
+
     def _exchange(self, ask: bool, patience: float) -> None:
         hello = self._agent.needs_hello()
         with self._lock:
@@ -185,7 +215,7 @@ class Host:
         try:
             domains = self._driver.domains() if full or moved else []
             inventory = self._inventory() if full else None
-            metrics = self._monitor.read() if full and self._monitor else None
+            metrics = self._metrics() if full else None
             with self._lock:
                 if inventory is not None:
                     self._agent.noticed(inventory, metrics)
@@ -202,6 +232,9 @@ class Host:
             self._work.notify_all()
             if answer.session == 0 or self._agent.has_news():
                 self._speak.set()
+
+    def _metrics(self) -> dict[str, float] | None:
+        return self._monitor.read() if self._monitor else None
 
     def _inventory(self) -> HostInventory:
         has = self._driver.inventory()

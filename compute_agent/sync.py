@@ -2,17 +2,19 @@
 """The agent's half of the one exchange, and the rules of what it accepts: a state machine without threads.
 
 ``Agent`` is told commands (``accept``), gives them out one a server at a time (``take``), is told their
-results (``ended``), says what to tell the conductor (``request``) and takes its answer (``answered``).
+results (``ended``), says what to tell the conductor (``request``) and takes its answer (``answered``). While it has
+nothing to tell, a heartbeat stands in for the exchange (``heartbeat``, ``heard``).
 ``compute_agent.service`` calls these from its threads under one lock; tests call them directly.
 """
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.clock import Clock
-from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
+from common.models import Command, DomainState, Heartbeat, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, called_off
 
@@ -66,7 +68,8 @@ class Agent:
         self._inventory_told: HostInventory | None = None
         self._metrics: dict[str, float] | None = None
         self._asked_at = self._acknowledged_at = -LEASE
-        self._reported_at: float | None = None
+        self._looked_at: float | None = None
+        self._domains = ""
         self._number = 0
 
     # --- commands ---
@@ -180,8 +183,33 @@ class Agent:
 
     # --- the exchange ---
     def wants_full_report(self) -> bool:
-        """Is it time to list all domains?"""
-        return self._reported_at is None or self._clock.monotonic() - self._reported_at >= FULL_REPORT
+        """Is it time to look at all domains, and to tell them in the next exchange?"""
+        return self._looked_at is None or self._clock.monotonic() - self._looked_at >= FULL_REPORT
+
+    def looks_again(self) -> bool:
+        """Is it time to look at all domains, although nobody has asked for them?"""
+        return self._looked_at is not None and self.wants_full_report() and not self.needs_hello()
+
+    def looked(self, domains: list[DomainState]) -> None:
+        """These are all domains; nobody is told, but for what the heartbeat says of them."""
+        self._looked_at, self._domains = self._clock.monotonic(), _digest(self._settled(domains))
+
+    def heartbeat(self) -> Heartbeat | None:
+        """What to say of a host that has nothing to tell and nothing in hand, and need not list its domains. None: an
+        exchange is needed."""
+        idle = not (self.needs_hello() or self.wants_full_report() or self._work or self._results or self._changed
+                    or self._cached or self._metrics is not None or self._inventory != self._inventory_told)
+        if not idle:
+            return None
+        self._asked_at = self._clock.monotonic()
+        return Heartbeat(self.host, self.session, self._domains)
+
+    def heard(self, nothing: bool) -> None:
+        """The answer to the heartbeat: ``nothing`` waits for this host, or it is to tell all its domains."""
+        if nothing:
+            self._acknowledged_at = self._asked_at
+        else:
+            self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
         """Is a command for this server being carried out? Its result will say how the domain is."""
@@ -205,7 +233,7 @@ class Agent:
         self._asked_at = self._clock.monotonic()
         self._number += 1
         if domains is not None:
-            self._reported_at = self._clock.monotonic()
+            self.looked(domains)
         return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
                     news, metrics,
@@ -246,7 +274,7 @@ class Agent:
             for server, fence in answer.guests.items():
                 if fence > self._fences.get(server, 0):
                     self._learn(server, fence)
-                    self._reported_at = None        # what was told under an older fence is told again
+                    self._looked_at = None          # what was told under an older fence is told again
         self.accept(answer.commands)
 
     def _must_stop(self, servers: Iterable[str]) -> None:
@@ -255,3 +283,9 @@ class Agent:
         for work in self._work.values():
             if work.command.server in self._must_be_off and work.does("starts"):
                 work.cancelled = True
+
+
+def _digest(domains: Iterable[DomainState]) -> str:
+    """The same for the same domains in the same states, in any order."""
+    told = sorted((state.server, state.power_state, state.fence) for state in domains)
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()

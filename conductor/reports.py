@@ -200,7 +200,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
     mine = {result.key: result for _, result in results if not result.key.startswith("debt/")}
     paid = [(result.server, host, result.fence) for host, result in results
             if result.key.startswith("debt/") and result.status == "done"]
-    news, ahead = _differing(tx, syncs)
+    news, ahead = _differing(tx, engine, syncs)
     ahead = _refused(results, ahead)
     phases = {key: phase for sync in syncs for key, phase in sync.phases.items() if not key.startswith("debt/")}
     touched = {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
@@ -282,7 +282,7 @@ def _refused(results: Sequence[tuple[str, Result]], ahead: dict[str, int]) -> di
 News = dict[tuple[str, str], DomainState]
 
 
-def _differing(tx: Connection, syncs: Sequence[Sync]) -> tuple[News, dict[str, int]]:
+def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, dict[str, int]]:
     """Domains whose state is not what the server's row says; and servers of which a host knows a higher fence. Compared
     without locks."""
     told: News = {}
@@ -294,7 +294,9 @@ def _differing(tx: Connection, syncs: Sequence[Sync]) -> tuple[News, dict[str, i
     servers = actions.servers_of(tx, (server for _, server in told))
     known = [(servers[key[1]], key[0], domain) for key, domain in told.items() if key[1] in servers]
     ahead: dict[str, int] = {}
-    for server, _, domain in known:
+    for server, host, domain in known:
+        if server.action is not None and domain.power_state != server.power_state:
+            engine.heartbeats.compare_soon(host)
         if domain.fence > server.fence:
             ahead[server.id] = max(ahead.get(server.id, 0), domain.fence)
     return {(host, server.id): domain for server, host, domain in known if _is_news(server, host, domain)}, ahead

@@ -21,6 +21,7 @@ from common.store.allocations import Patience
 from common.store.engine import Connection, Row, Store, moment, now
 from common.vault import Vault
 from common.wire import from_wire
+from conductor.heartbeats import Heartbeats
 
 
 class Post(Protocol):
@@ -146,8 +147,12 @@ class Engine:
     leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
     aside: dict[str, float] = field(default_factory=dict)       #: until then, by our own clock in seconds
     odd_hosts: dict[str, float] = field(default_factory=dict)   #: the same
+    heartbeats: Heartbeats = field(init=False)
     fault_point: Callable[[str, str, str], None] = no_fault
     ring: Callable[[str], None] = no_ring
+
+    def __post_init__(self) -> None:
+        self.heartbeats = Heartbeats(self.store, self.clock, self.owner.split("/")[0])
 
 
 class StepFailed(Exception):

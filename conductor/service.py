@@ -2,8 +2,9 @@
 """The conductor process: the threads around the plain functions.
 
 One thread advances due actions, and one more for each neighbour those that stand before a call to it; one takes in
-what agents say, one sweeps once a second, one carries out pending cleanups. A doorbell or a sync wakes its thread; what
-piles up while a round runs is the next round's list. Calls to a neighbour are made several at a time.
+what agents say, one of the transport answers their heartbeats, one sweeps once a second, one carries out pending
+cleanups. A doorbell or a sync wakes its thread; what piles up while a round runs is the next round's list. Calls to a
+neighbour are made several at a time.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from common import errors, service
 from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
-from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
+from common.models import Access, Command, Heartbeat, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
@@ -145,6 +146,16 @@ class Conductor:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return replace(given, commands=[]), None
 
+    def heartbeat(self, beat: Heartbeat) -> bool:
+        nothing = self.engine.heartbeats.answer(beat)
+        if nothing:
+            self._hear(beat.host)
+        return nothing
+
+    def _hear(self, host: str) -> None:
+        with self._lock:
+            self._heard.add(host)
+
     def advance(self, lane: str, rung: threading.Event) -> None:
         """Loop: bring a lane's due actions on, while there may be more of them, then wait for the bell or a second."""
         while not self._stop.is_set():
@@ -181,7 +192,7 @@ class Conductor:
                 future.set_exception(errors.Unavailable("The conductor could not take the report in."))
                 continue
             if answer.session:
-                self._heard.add(sync.host)
+                self._hear(sync.host)
             future.set_result(answer)
         if any(sync.session == 0 for sync, _ in batch):
             self._rung.set()        # a host that was booted anew has its guests started
@@ -191,14 +202,16 @@ class Conductor:
         watch = Watch()
         while not self._stop.wait(SWEEP):
             bell.ring()
-            heard, self._heard = self._heard, set()
+            with self._lock:
+                heard, self._heard = self._heard, set()
             own = self._own_ring_at
             hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_LIMIT
             try:
                 sweep(self.engine, watch, heard, hears)
             except errors.Unavailable as problem:
                 log.warning("the sweep waits: %s", problem)
-                self._heard |= heard
+                with self._lock:
+                    self._heard |= heard
             except Exception:
                 log.exception("a sweep failed; the next begins in a second")
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conductors answer: the doorbell (``ring``) and the one exchange with agents (``sync``).
+"""What conductors answer: the doorbell (``ring``), the one exchange with agents (``sync``), and the heartbeat that an
+idle agent sends in its place.
 
 ``Bell`` is what the API rings: it never blocks, and one background thread sends one message for all rings
 since the last; a ring that is lost costs at most the conductor's next sweep.
@@ -10,12 +11,13 @@ import logging
 import threading
 from typing import Protocol
 
-from common.models import Access, Sync, SyncAnswer
+from common.models import Access, Heartbeat, Sync, SyncAnswer
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
 log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"
+HEARTBEATS = "kilonova-heartbeats"
 
 
 class Conductor(Protocol):
@@ -30,6 +32,9 @@ class Conductor(Protocol):
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         """Take in what an agent says; answer what it should know, and what opens the image service."""
 
+    def heartbeat(self, beat: Heartbeat) -> bool:
+        """Does nothing wait for this idle host? Else it is to sync, with all its domains."""
+
 
 def serve(transport: Transport, name: str, conductor: Conductor) -> None:
     """Answer agents and rings."""
@@ -37,6 +42,7 @@ def serve(transport: Transport, name: str, conductor: Conductor) -> None:
         answer, access = conductor.sync(from_wire(Sync, request))
         return {"answer": to_wire(answer), "access": to_wire(access)}
     transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back, "sync": sync})
+    transport.answer(HEARTBEATS, lambda beat: conductor.heartbeat(from_wire(Heartbeat, beat)))
 
 
 class Client:
@@ -50,6 +56,10 @@ class Client:
         reply = self._transport.call(TOPIC, "sync", timeout=timeout, request=to_wire(request))
         access = reply["access"]
         return from_wire(SyncAnswer, reply["answer"]), from_wire(Access, access) if access else None
+
+    def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
+        """Does nothing wait for this host? None: no answer came. Called by one thread."""
+        return self._transport.ask(HEARTBEATS, to_wire(beat), timeout)
 
 
 class Bell:

@@ -21,6 +21,7 @@ from common.store.engine import for_update, insert_ignore, now
 from common.store.migrations import OPEN
 from common.store.providers import of_host
 from common.store.schema import (
+    actions,
     aggregate_hosts,
     guests,
     heartbeats,
@@ -107,6 +108,17 @@ def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
     """The session in force of each of these hosts."""
     return {row.name: row.session for row in tx.execute(
         sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
+
+
+def all_sessions(tx: Connection) -> dict[str, int]:
+    """The session in force of every host."""
+    return {row.name: row.session for row in tx.execute(sa.select(hosts.c.name, hosts.c.session))}
+
+
+def waited_for(tx: Connection) -> set[str]:
+    """Hosts for which something waits: a command in hand or lost, a debt."""
+    commands = sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None))
+    return set(tx.scalars(sa.union(commands, sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT))))
 
 
 def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -53,6 +53,11 @@ def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
         _flipped(tx, back)
 
 
+def seen_at(tx: Connection, host: str, binary: str) -> int | None:
+    """When the last sign of life of a service was written down."""
+    return tx.scalar(sa.select(heartbeats.c.seen_at).where(heartbeats.c.host == host, heartbeats.c.binary == binary))
+
+
 def _flipped(tx: Connection, hosts: Iterable[str]) -> None:
     """Whether commands reach these hosts is not as it was."""
     found = tx.scalars(for_update(sa.select(providers.c.id).where(providers.c.host.in_(sorted(hosts)))

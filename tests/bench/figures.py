@@ -50,6 +50,13 @@ class Bench:
         assert self._servers.broker is not None
         return self._servers.broker.published()
 
+    def hosts_up(self) -> int:
+        """How many hosts the database knows to be up."""
+        engine = sa.create_engine(self.cloud.database_url or "", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            return int(connection.exec_driver_sql(
+                "SELECT COUNT(*) FROM heartbeats WHERE `binary` = 'nova-compute' AND up").scalar_one())
+
     def processes(self) -> dict[str, list[int]]:
         """Process ids by service; the API's workers count with it, all agents are one."""
         found: dict[str, list[int]] = {}

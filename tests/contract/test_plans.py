@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import ids, states
-from common.store import actions, console_tokens, guests, migrations, quotas, schema, servers
+from common.store import actions, console_tokens, guests, hosts, migrations, quotas, schema, servers
 from common.store.engine import Store, insert_many, update_grouped
 from conductor import lanes, runner
 
@@ -40,6 +40,7 @@ POLLS: dict[str, Poll] = {
     "waiting_in_vain": lambda tx: actions.waiting_in_vain(tx, lanes.ABANDONED, 64),
     "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, lanes.READING, 64),
     # exchange with hosts
+    "waited_for": hosts.waited_for,
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
     "waiting": lambda tx: actions.waiting(tx, SOME),
     "ended_of": lambda tx: actions.ended_of(tx, SOME),

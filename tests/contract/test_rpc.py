@@ -18,6 +18,7 @@ from common.models import (
     Command,
     DomainState,
     Explanation,
+    Heartbeat,
     ImageRef,
     RequestSpec,
     Result,
@@ -91,6 +92,9 @@ class Told:
 
     def sync(self, request: Sync) -> Any:
         return self._hear(request)
+
+    def heartbeat(self, beat: Heartbeat) -> Any:
+        return self._hear(beat)
 
     def explain(self, spec: RequestSpec) -> Any:
         return self._hear(spec)

@@ -70,6 +70,20 @@ class PrivateTransport:
         time.sleep(max(0.0, began + timeout - time.monotonic()))
         raise errors.NoAnswer(f"{topic} did not answer {method}: the test lost it")
 
+    def ask(self, queue: str, question: Any, timeout: float) -> Any | None:
+        self._network.sent["heartbeat"] += 2
+        began = time.monotonic()
+        if not self._network.lose("heartbeat"):
+            answer = self._real.ask(self._own(queue), question, timeout)
+            if not self._network.lose("answer to heartbeat"):
+                return answer
+        # A message that was lost is noticed when its time is over.
+        time.sleep(max(0.0, began + timeout - time.monotonic()))
+        return None
+
+    def answer(self, queue: str, function: Callable[[Any], Any]) -> None:
+        self._real.answer(self._own(queue), function)
+
     def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
         self._real.serve(self._own(topic), server, methods)
 

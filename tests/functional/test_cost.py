@@ -2,6 +2,7 @@
 """What a request costs in SQL statements and messages when nothing else happens: counted, and kept small."""
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,9 @@ import pytest
 
 from common import states
 from common.models import Cell, HostInventory
+from common.rpc.conductor import HEARTBEATS
+from compute_agent import service
+from conductor import heartbeats
 from conductor.lanes import LANES
 from conductor.networks import NETWORK
 from scheduler import hosts
@@ -20,6 +24,7 @@ WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as w
 #: Statements. A hard group: two each for joining it, for looking at it and for its lock and places in the claim.
 ADDED = {"plain": 0, "group": 6, "parts": 2}
 #: Threads that look every second or few, whatever is asked, and have no step of these requests: no part of their cost.
+#: So has the one that answers heartbeats.
 BACKGROUND = {"sweep", "cleanups", *LANES} - {NETWORK}
 
 
@@ -37,7 +42,8 @@ def cost_of(cloud: Cloud, request: Callable[[], str], vm_state: str) -> tuple[Co
     cloud.until_state([server], vm_state)
     cloud.until_quiet()
     spent = cloud.statements - statements
-    return (Counter({part: number for part, number in spent.items() if part not in BACKGROUND}),
+    return (Counter({part: number for part, number in spent.items()
+                     if part not in BACKGROUND and not part.startswith(HEARTBEATS)}),
             Counter({what: number for what, number in (cloud.network.sent - messages).items() if what != "loop_back"}))
 
 
@@ -114,3 +120,23 @@ def test_what_a_hard_group_and_parts_of_the_host_add(new_cloud: Callable[..., Cl
     assert {name: number for name, number in added.items() if number > ADDED[name]} == {}, found
     assert {cost[1] for cost in found.values()} == {found["plain"][1]}, "no message more"
     assert cloud.findings() == []
+
+
+def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look a second, of three statements, and two messages for each heartbeat, however many hosts there are."""
+    monkeypatch.setattr(service, "PERIOD", (0.2, 0.3))
+    monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.SOON)    # none is to tell its domains by and by
+    cloud = new_cloud()
+    cloud.start(hosts=4)
+    cloud.until_state(cloud.create(8), states.ACTIVE)
+    cloud.until_idle()
+    sent = cloud.network.sent
+    cloud.until(lambda: sent["heartbeat"] > 20, 20, "all are idle")
+    statements, messages, began = Counter(cloud.statements), Counter(sent), time.monotonic()
+    cloud.until(lambda: sent["heartbeat"] >= messages["heartbeat"] + 100, 20, "fifty heartbeats")
+    looks = int((time.monotonic() - began) / heartbeats.LOOK) + 1
+    spent = cloud.statements - statements
+    found = {part: number for part, number in spent.items() if part not in BACKGROUND | {"runner", "scheduler"}}
+    assert [part.startswith(HEARTBEATS) for part in found] == [True], spent
+    assert max(found.values()) <= 3 * looks
+    assert set(sent - messages) <= {"heartbeat", "loop_back"}

@@ -143,6 +143,13 @@ def test_a_lost_answer_to_a_report_costs_the_tenant_nothing(cloud: Cloud, pulse:
     assert cloud.findings() == []
 
 
+def test_a_lost_command_while_heartbeats_are_lost_too(cloud: Cloud, pulse: Pulse) -> None:
+    ordinary(cloud, pulse)
+    cloud.network.lose = lambda what: what in ("do", "heartbeat")
+    assert delays(cloud, created_one_by_one(cloud, 4, 0.6), states.ACTIVE)[-1] <= COMMAND + pulse.ordinary()
+    assert cloud.findings() == []
+
+
 @pytest.mark.parametrize(("key", "vm_state"), [("os-stop", states.STOPPED), ("delete", states.DELETED)])
 def test_a_lost_command_of_other_actions(cloud: Cloud, pulse: Pulse, key: str, vm_state: str) -> None:
     ordinary(cloud, pulse)

@@ -139,7 +139,8 @@ guests = Table(
     # added by 0005
     uuid_column("holder"),                                    # migration that has its allocation; NULL: the server
     Column("keeps_files", Boolean, nullable=False, server_default="0"),     # another host's guest has them
-    Index("ix_guests_host", "host", "wanted"))
+    Index("ix_guests_host", "host", "wanted"),
+    Index("ix_guests_wanted", "wanted", "host"))              # 0011
 
 # --- servers that move (0005) ---
 migrations = Table(

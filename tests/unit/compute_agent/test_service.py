@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import Access, Command, Flavor, GuestSpec, HostInventory, ImageRef, Sync, SyncAnswer
+from common.models import Access, Command, Flavor, GuestSpec, Heartbeat, HostInventory, ImageRef, Sync, SyncAnswer
 from common.wire import to_wire
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
@@ -33,6 +33,12 @@ class Conductor:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[Sync] = queue.SimpleQueue()
         self.to_stop: list[str] = []
+        self.beats: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
+        self.says: bool | None = True
+
+    def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
+        self.beats.put(beat)
+        return self.says
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         self.heard.put(request)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats of idle hosts, answered from memory: a host that has nothing to tell costs the database nothing.
+
+Once a second, for the whole cloud, it is read which session each host has and for which hosts something waits:
+commands, debts. Until the next look a heartbeat is answered by that: either nothing waits for the host, which renews
+its lease, or it is to sync (``conductor.reports``). A command that is not seen yet is so young that it may still be on
+its way.
+
+What hosts and records say is compared when a host syncs with all its domains. It is told to when its heartbeat says
+that they have changed, from time to time, and soon after the database was set back, by a fail-over or a restore.
+"""
+from __future__ import annotations
+
+import logging
+import zlib
+
+from common.clock import Clock
+from common.models import Heartbeat
+from common.store import hosts, services
+from common.store.engine import Connection, Store
+
+log = logging.getLogger(__name__)
+LOOK = 1.0                   #: seconds for which a look is good; less than ``reports.GRACE``
+COMPARE = 300.0              #: seconds after which a host is to tell all its domains although they have not changed
+SOON = 60.0                  #: the same where they may differ from the records
+
+
+class Heartbeats:
+    """What one conductor, called ``name``, remembers of all hosts. ``answer`` is called by one thread."""
+
+    def __init__(self, store: Store, clock: Clock, name: str) -> None:
+        self._store, self._clock, self._name = store, clock, name
+        self._looked_at = float("-inf")
+        self._sessions: dict[str, int] = {}
+        self._waited_for: set[str] = set()
+        self._own_seen_at: int | None = None
+        #: Host -> what its heartbeat said of its domains, and until when it need not tell them.
+        self._told: dict[str, tuple[str, float]] = {}
+
+    def answer(self, beat: Heartbeat) -> bool:
+        """Does nothing wait for this host? Else it is to sync, with all its domains.
+
+        Raises:
+            Unavailable: the database does not answer, so that nobody knows.
+        """
+        moment = self._clock.monotonic()
+        if moment - self._looked_at > LOOK:
+            self._look(moment)
+        if self._sessions.get(beat.host) != beat.session or beat.host in self._waited_for:
+            return False
+        domains, until = self._told.setdefault(beat.host, (beat.domains, moment + _spread(beat.host)))
+        if domains == beat.domains and moment < until:
+            return True
+        self._told[beat.host] = beat.domains, moment + COMPARE
+        return False
+
+    def compare_soon(self, host: str) -> None:
+        """What this host told of its domains could not be compared with the records: an action has the server."""
+        if host in self._told:
+            domains, until = self._told[host]
+            self._told[host] = domains, min(until, self._clock.monotonic() + SOON)
+
+    def _look(self, moment: float) -> None:
+        def read(tx: Connection) -> tuple[dict[str, int], set[str], int | None]:
+            return hosts.all_sessions(tx), hosts.waited_for(tx), services.seen_at(tx, self._name, services.CONDUCTOR)
+        self._sessions, self._waited_for, seen_at = self._store.read(read)
+        if self._own_seen_at is not None and (seen_at is None or seen_at < self._own_seen_at):
+            log.warning("the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
+                        "or a restore; all hosts tell what they have within %.0f s", SOON)
+            self._told = {}
+        self._own_seen_at, self._looked_at = seen_at, moment
+
+
+def _spread(host: str) -> float:
+    """Seconds until a host that this conductor does not know tells all its domains: not all hosts at once."""
+    return zlib.crc32(host.encode()) % int(SOON)
