@@ -138,6 +138,15 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                         "down."),
         cfg.IntOpt("fencing_timeout", default=120, min=1, max=3600, help="Seconds that the fencing hook may take."),
     ),
+    "ha": (
+        cfg.BoolOpt("evacuate", default=False,
+                    help="Whether the servers of a host that went down are evacuated without anybody's word. Needs "
+                         "[conductor] fencing_hook, which is called first."),
+        cfg.IntOpt("after", default=60, min=10, help="Seconds for which the host must have been silent."),
+        cfg.IntOpt("max_hosts", default=1, min=1,
+                   help="The most hosts with servers that may be down: with more of them nothing is evacuated, because "
+                        "a network is then likelier to be broken than so many hosts."),
+    ),
     "scheduler": (
         cfg.ListOpt("enabled_filters",
                     default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter",

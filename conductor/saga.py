@@ -21,6 +21,7 @@ from common.store.allocations import Patience
 from common.store.engine import Connection, Row, Store, moment, now
 from common.vault import Vault
 from common.wire import from_wire
+from conductor.ha import Policy
 from conductor.heartbeats import Heartbeats
 
 
@@ -144,6 +145,7 @@ class Engine:
     resize_confirm_window: int = 0
     may_resize_here: bool = False
     fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
+    ha: Policy | None = None                        #: hosts that went down are evacuated by themselves
     leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
     aside: dict[str, float] = field(default_factory=dict)       #: until then, by our own clock in seconds
     odd_hosts: dict[str, float] = field(default_factory=dict)   #: the same

@@ -9,6 +9,7 @@ neighbour are made several at a time.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,7 @@ from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.store.version import await_fitting, guarded
 from common.vault import Vault
-from conductor import cleanups, fencing, lanes, reports, runner
+from conductor import cleanups, fencing, ha, lanes, reports, runner
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run, one_by_one
@@ -252,6 +253,8 @@ class Conductor:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
+    if refused := ha.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
+        sys.exit(f"kilonova-conductor: {refused}")
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     store = guarded(Store.opened(conf.database))
     await_fitting(store)
@@ -271,6 +274,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         resize_confirm_window=conf.conductor.resize_confirm_window,
         may_resize_here=conf.conductor.allow_resize_to_same_host,
         fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
+        ha=ha.Policy(conf.ha.after, conf.ha.max_hosts) if conf.ha.evacuate else None,
         leases={FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND})
 
     def settle_in(tx: Connection) -> None:

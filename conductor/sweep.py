@@ -20,7 +20,7 @@ from common.context import RequestContext
 from common.models import Result
 from common.store import actions, migrations, services
 from common.store.engine import Connection, Row
-from conductor import lanes, prefetch, reports, retries, runner
+from conductor import ha, lanes, prefetch, reports, retries, runner
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Watch:
     doubtful: bool = False
     doubted_until: float = 0.0
     prefetched_at: float | None = None
+    evacuated_at: float | None = None
 
 
 def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bool) -> list[str]:
@@ -63,6 +64,8 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     down, doubtful = engine.store.write(work)
     if moment >= watch.doubted_until:
         begin_due(engine)
+        if patient:
+            _evacuate(engine, watch, moment)
     fail_where_nothing_comes(engine)
     if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD:
         watch.prefetched_at = moment
@@ -89,6 +92,16 @@ def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
     log.warning("the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
                 "its age; see the time service of the database's machine", jump, doubt)
     return True
+
+
+def _evacuate(engine: Engine, watch: Watch, moment: float) -> None:
+    """Empty hosts that went down, every few seconds, where the operator wants that; not before each host had the time
+    to be heard by this conductor."""
+    if engine.ha is None or (watch.evacuated_at is not None and moment - watch.evacuated_at < ha.PERIOD):
+        return
+    watch.evacuated_at = moment
+    if ha.evacuate(engine.store, engine.ha):
+        engine.ring(lanes.INSIDE)
 
 
 def begin_due(engine: Engine) -> None:

@@ -66,6 +66,13 @@ def begin(tx: Connection, row: states.Action, server_id: str, kind: str, *, cont
     return action
 
 
+def failed_since(tx: Connection, host: str, kind: str, since: int) -> set[str]:
+    """Servers whose move of this kind away from the host has failed since this moment."""
+    return set(tx.scalars(sa.select(migrations.c.server_id).where(
+        migrations.c.source_host == host, migrations.c.type == kind, migrations.c.status.in_(("error", "failed")),
+        migrations.c.updated_at > since)))
+
+
 def close(tx: Connection, row: states.Action, server_id: str, *, context: RequestContext,
           project_id: str | None = None) -> str:
     """Let the action that confirms or reverts a finished move take the server; returns the action's id. Its args get
