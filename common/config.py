@@ -223,6 +223,11 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                         "that."),
         cfg.IntOpt("max_concurrent_image_fetches", default=2, min=0,
                    help="Images fetched at the same time; 0: as many as are asked for."),
+        cfg.IntOpt("fence_after", default=0, min=0,
+                   help="Seconds without a word of a conductor after which a host makes its own guests off, and starts "
+                        "them again when it is heard and they were not evacuated; 0: never."),
+        cfg.IntOpt("hang_timeout", default=120, min=10,
+                   help="Seconds without a sign of life after which a command is said to hang in the hypervisor."),
         cfg.IntOpt("shutdown_timeout", default=60, min=0, max=3600,
                    help="Seconds that a guest has to power off before its plug is pulled."),
         cfg.FloatOpt("cpu_allocation_ratio", default=4.0, min=0.1, help="VCPUs handed out per real one."),

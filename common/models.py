@@ -217,6 +217,10 @@ class Result:
     retryable: bool = False
 
 
+#: How the phase of a command begins whose verb gives no sign of life.
+HANGS = "hangs in"
+
+
 @dataclass(frozen=True, slots=True)
 class Sync:
     """What an agent says in the one exchange with the conductor.

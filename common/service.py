@@ -69,6 +69,21 @@ def notify(state: str) -> None:
         channel.send(state.encode())
 
 
+def only_one(state_dir: str, kind: str) -> IO[str]:
+    """Make sure that no other process of this kind works on this folder; the returned file must be kept open.
+
+    Ends the process when one does.
+    """
+    folder = Path(state_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = open(folder / f"{kind}.lock", "w")  # noqa: SIM115  # stays open as long as the process
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"kilonova-{kind}: another one works on {folder}; give each its own state_dir")
+    return handle
+
+
 def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
     """A name for this process that a successor of it, and nobody else, takes again: HOST/NUMBER.
 

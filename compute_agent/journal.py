@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's memory across restarts: the last fence of each server, and results by command key.
+"""The agent's memory across restarts: the last fence of each server, results by command key, and how often this host
+has made its own guests off since it was booted.
 
 SQLite, synchronous=FULL. A command whose key is here is answered again instead of done again. Both are kept
 for a week: long after the conductor has acknowledged a result, a command that was delayed may still come;
@@ -23,6 +24,8 @@ CREATE TABLE IF NOT EXISTS fences (server TEXT PRIMARY KEY, fence INTEGER NOT NU
 CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, result TEXT,
                                     at INTEGER NOT NULL DEFAULT (unixepoch())) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS results_at ON results (at);
+CREATE TABLE IF NOT EXISTS fencings (boot TEXT PRIMARY KEY, times INTEGER NOT NULL, ended INTEGER NOT NULL,
+                                     at INTEGER NOT NULL DEFAULT (unixepoch())) WITHOUT ROWID;
 """
 
 
@@ -70,6 +73,26 @@ class Journal:
                              "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at",
                              (result.server, result.fence))
             self._db.execute("COMMIT")
+
+    def fencings(self, boot: str) -> tuple[int, bool]:
+        """How often this host has begun to make its guests off since that boot, and is it at it still?"""
+        with self._lock:
+            row = self._db.execute("SELECT times, ended FROM fencings WHERE boot = ?", (boot,)).fetchone()
+        return (row[0], row[1] == 0) if row else (0, False)
+
+    def begin_fencing(self, boot: str) -> None:
+        """Remember, before the first guest is made off; what was known of other boots is forgotten."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM fencings WHERE boot <> ?", (boot,))
+            self._db.execute("INSERT INTO fencings (boot, times, ended) VALUES (?, 1, 0) ON CONFLICT (boot) DO UPDATE "
+                             "SET times = times + 1, ended = 0", (boot,))
+            self._db.execute("COMMIT")
+
+    def end_fencing(self, boot: str) -> None:
+        """All are off."""
+        with self._lock:
+            self._db.execute("UPDATE fencings SET ended = 1 WHERE boot = ?", (boot,))
 
     def close(self) -> None:
         """Close the file."""

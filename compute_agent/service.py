@@ -29,11 +29,12 @@ from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
 from compute_agent.questions import Questions
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import Driver, ImageWriter, Run
+from compute_agent.virt.driver import PAUSED, RUNNING, Driver, ImageWriter, Run
 
 log = logging.getLogger(__name__)
 PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
 PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
+ENDING = 5.0                 #: seconds for threads to end
 WITHOUT = 60.0               #: seconds without heartbeats when one had no answer: conductors may not know them
 _OLD_TOKEN = "the image service does not accept the token any more"
 
@@ -53,6 +54,7 @@ class Host:
         self._access: Access | None = None
         self._beats_from = 0.0
         self._moved: set[str] = set()
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._work, self._speak, self._stop = threading.Condition(self._lock), threading.Event(), threading.Event()
         driver.watch(self._saw)
@@ -88,8 +90,10 @@ class Host:
 
     # --- the loops ---
     def carry_out(self) -> None:
-        """Loop of a worker: one command after the other; before them what must not run here is made off."""
-        while not self._stop.is_set():
+        """Loop of a worker: one command after the other; before them what must not run here is made off. It ends when
+        another has taken its place."""
+        replaced = False
+        while not self._stop.is_set() and not replaced:
             with self._work:
                 stop = self._agent.take_stop()
                 work = self._agent.take() if stop is None else None
@@ -98,12 +102,30 @@ class Host:
                     continue
             if stop is not None:
                 self._pull_plug(stop)
-            if work is not None:
-                result = self._carry_out(work)
-                with self._work:
-                    self._agent.ended(work, result)
-                    self._work.notify_all()
+            if work is not None and work.does("waits"):
+                self._begin(work.command.verb, self._finish, work)
+            elif work is not None:
+                self._finish(work)
+                replaced = work.replaced
             self._speak.set()
+
+    def _finish(self, work: Work) -> None:
+        result = self._carry_out(work)
+        with self._work:
+            self._agent.ended(work, result)
+            self._work.notify_all()
+        self._speak.set()
+
+    def _replace_workers(self) -> None:
+        """A command that hangs keeps its thread, and another takes its place."""
+        with self._lock:
+            hanging = self._agent.hanging()
+        for work in hanging:
+            log.error("%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
+                      "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
+                      work.command.verb, work.command.server, work.phase)
+            if not work.does("waits"):
+                self._begin("worker-more", self.carry_out)
 
     def _pull_plug(self, server: str) -> None:
         """Until this succeeds nothing is started on this host."""
@@ -120,6 +142,24 @@ class Host:
             self._agent.stopped(server, is_off)
             self._work.notify_all()
 
+    def _fence(self) -> None:
+        """No conductor has been heard for longer than the operator allows: make off what runs here. What cannot be made
+        off is tried again."""
+        log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
+        with self._lock:
+            self._agent.begin_fencing()
+        left = False
+        for state in self._driver.domains():
+            if state.power_state in (RUNNING, PAUSED):
+                try:
+                    self._driver.pull_plug(state.server)
+                except Exception:
+                    left = True
+                    log.exception("the domain of server %s could not be made off; it is tried again", state.server)
+        if not left:
+            with self._lock:
+                self._agent.fenced()
+
     def _carry_out(self, work: Work) -> Result | None:
         """A result that cannot be journalled is none: the command is sent again."""
         try:
@@ -132,9 +172,11 @@ class Host:
     def _tools(self, work: Work) -> verbs.Tools:
         def phase(name: str) -> None:
             work.phase = name
+            self._agent.is_alive(work)
 
         def measured(numbers: Mapping[str, int]) -> None:
             work.measured = dict(numbers)
+            self._agent.is_alive(work)
 
         def read_image(image: str) -> Iterator[bytes]:
             if self._access is None:
@@ -148,6 +190,7 @@ class Host:
                 self._images.upload(self._access, image, chunks)
             return write
         def cancelled() -> bool:
+            self._agent.is_alive(work)
             # A guest that is on its way goes on without this agent: the next one joins it.
             return work.cancelled or (self._stop.is_set() and not work.does("moves"))
 
@@ -166,6 +209,9 @@ class Host:
             asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_hello()
             if not (asks or has_news):
                 continue            # a wait may end a moment too early
+            self._replace_workers()
+            if self._agent.fences_itself():
+                self._fence()
             try:
                 if failed or not asks or not self._is_idle():
                     self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
@@ -240,23 +286,32 @@ class Host:
         has = self._driver.inventory()
         return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts)
 
-    def start(self, workers: int) -> list[threading.Thread]:
+    def start(self, workers: int) -> None:
         """Start the threads."""
-        threads = [threading.Thread(target=self.talk, name="talk", daemon=True),
-                   threading.Thread(target=self._prefetch.work, name="prefetch", daemon=True)]
-        threads += [threading.Thread(target=self.carry_out, name=f"worker-{n}", daemon=True) for n in range(workers)]
-        for thread in threads:
-            thread.start()
+        self._begin("talk", self.talk)
+        self._begin("prefetch", self._prefetch.work)
+        for number in range(workers):
+            self._begin(f"worker-{number}", self.carry_out)
         self._speak.set()
-        return threads
 
-    def close(self) -> None:
-        """Let the commands in hand stop; they are sent again to the next agent."""
+    def _begin(self, name: str, loop: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=loop, args=arguments, name=name, daemon=True)
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        thread.start()
+
+    def close(self) -> list[threading.Thread]:
+        """Let the commands in hand stop; they are sent again to the next agent. Returns the threads that did not end:
+        those of commands that hang."""
         self._stop.set()
         self._speak.set()
         self._prefetch.close()
         with self._work:
             self._work.notify_all()
+        until = time.monotonic() + ENDING
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return [thread for thread in self._threads if thread.is_alive()]
 
 
 class Images:
@@ -286,12 +341,14 @@ class Images:
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
+    alone = service.only_one(conf.state_dir, "agent")
     driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
     transport = Transport(conf)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
                   assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
-                  assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations)
+                  assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations,
+                  conf.agent.hang_timeout, conf.agent.fence_after)
     consoles = assembly.make_consoles(conf, driver)
     transfer, peer = assembly.make_transfer(conf, driver)
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
@@ -300,17 +357,18 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor, peer,
                 {"transfer": transfer.start()})
     agent_rpc.serve(transport, conf.host, host)
-    threads = [*host.start(conf.agent.workers), consoles.start()]
+    host.start(conf.agent.workers)
+    talking = consoles.start()
 
     def close() -> None:
         host.close()
         consoles.close()
         transfer.close()
-        for thread in threads:
-            thread.join(timeout=5)
+        talking.join(timeout=5)
         transport.close()
         driver.close()
         journal.close()
+        alone.close()
     return close
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.clock import Clock
-from common.models import Command, DomainState, Heartbeat, HostInventory, Result, Sync, SyncAnswer
+from common.models import HANGS, Command, DomainState, Heartbeat, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, called_off
 
@@ -25,13 +25,16 @@ FULL_REPORT = 60.0
 BUILDS = 10                  #: commands that make disks of an image, at a time
 COPIES = 10                  #: commands that move whole disks, builds among them, at a time
 MIGRATIONS = 1               #: commands that let a running guest go to another host, at a time
+WAITS = 64                   #: commands that wait for what their guest does, at a time
+HANG = 120.0                 #: seconds without a sign of life after which a command is said to hang
 STEER = "steer"              #: a command for a command: what is wished of a migration
 
 
 @dataclass
 class Work:
     """A command in hand. ``cancelled`` is set when a higher fence arrives; ``begun``: by an agent of this host that is
-    gone. ``wish``: what somebody wants of a migration, "abort" or "complete"; ``measured``: how far it is."""
+    gone. ``wish``: what somebody wants of a migration, "abort" or "complete"; ``measured``: how far it is.
+    ``alive_at``: when its verb was last seen to go on; ``replaced``: it hung, and its worker is not counted on."""
 
     command: Command
     running: bool = False
@@ -40,21 +43,25 @@ class Work:
     begun: bool = False
     wish: str = ""
     measured: dict[str, int] = field(default_factory=dict)
+    alive_at: float = 0.0
+    replaced: bool = False
 
     def does(self, kind: str) -> bool:
-        """What its verb declares, among starts, lapses, builds, copies and moves."""
+        """What its verb declares, among starts, lapses, builds, copies, moves and waits."""
         verb = VERBS.get(self.command.verb)
         return verb is not None and bool(getattr(verb, kind))
 
 
 class Agent:
     """One host's memory of what it is doing. ``builds``, ``copies``, ``migrations``: how many of these run at a time;
-    others wait here."""
+    others wait here. ``hang``: seconds without a sign of life after which a command hangs. ``fence_after``:
+    seconds of silence after which this host makes its own guests off; 0: never."""
 
     def __init__(self, host: str, journal: Journal, clock: Clock, boot_id: str, builds: int = BUILDS,
-                 copies: int = COPIES, migrations: int = MIGRATIONS) -> None:
-        self.host, self.boot_id = host, boot_id
-        self._most = {"builds": builds, "copies": copies, "moves": migrations}
+                 copies: int = COPIES, migrations: int = MIGRATIONS, hang: float = HANG,
+                 fence_after: float = 0) -> None:
+        self.host, self.boot_id, self._hang, self._fence_after = host, boot_id, hang, fence_after
+        self._most = {"builds": builds, "copies": copies, "moves": migrations, "waits": WAITS}
         self._journal, self._clock = journal, clock
         self.session = 0
         self._fences = journal.fences()
@@ -68,6 +75,8 @@ class Agent:
         self._inventory_told: HostInventory | None = None
         self._metrics: dict[str, float] | None = None
         self._asked_at = self._acknowledged_at = -LEASE
+        self._alone_since = clock.monotonic()
+        self._fencings, self._is_fencing = journal.fencings(boot_id)
         self._looked_at: float | None = None
         self._domains = ""
         self._number = 0
@@ -121,7 +130,8 @@ class Agent:
         here is off, nothing is started."""
         running = [work for work in self._work.values() if work.running]
         busy = {work.command.server for work in running} | self._stopping
-        full = [kind for kind, most in self._most.items() if sum(work.does(kind) for work in running) >= most]
+        full = [kind for kind, most in self._most.items()
+                if sum(work.does(kind) and not work.replaced for work in running) >= most]
         for key, work in list(self._work.items()):
             if work.running:
                 continue
@@ -131,8 +141,27 @@ class Agent:
                 continue
             elif work.begun or not any(map(work.does, full)):
                 work.running = True
+                self.is_alive(work)
                 return work
         return None
+
+    def is_alive(self, work: Work) -> None:
+        """Its verb goes on: it told its phase, or asked whether to stop, as it must every few seconds."""
+        work.alive_at = self._clock.monotonic()
+
+    def hanging(self) -> list[Work]:
+        """Commands that have begun to hang in the hypervisor, or in storage, since this was asked last: each is said
+        once, and leaves its place to others. Their servers have to wait."""
+        found = [work for work in self._work.values() if not work.replaced and self._hangs(work)]
+        for work in found:
+            work.replaced = True
+        return found
+
+    def _hangs(self, work: Work) -> bool:
+        return work.running and self._clock.monotonic() - work.alive_at >= self._hang
+
+    def _phase(self, work: Work) -> str:
+        return f"{HANGS} {work.command.verb} ({work.phase})" if self._hangs(work) else work.phase
 
     def take_stop(self) -> str | None:
         """A server whose domain is to be made off now. One that is just being started is let go of first."""
@@ -155,6 +184,23 @@ class Agent:
     def may_start(self) -> bool:
         """Is the lease good for longer than a guest takes to start?"""
         return self._clock.monotonic() - self._acknowledged_at < LEASE - START
+
+    def fences_itself(self) -> bool:
+        """Has no conductor been heard for so long that others may have been told to take this host for dead?"""
+        since = max(self._acknowledged_at, self._alone_since)
+        return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since
+
+    def begin_fencing(self) -> None:
+        """Guests are about to be made off. What is told from now on is told as after a boot, so that those that should
+        run here are started again."""
+        if not self._is_fencing:
+            self._journal.begin_fencing(self.boot_id)
+            self._fencings, self._is_fencing = self._journal.fencings(self.boot_id)
+
+    def fenced(self) -> None:
+        """All are off."""
+        self._journal.end_fencing(self.boot_id)
+        self._is_fencing, self._alone_since = False, self._clock.monotonic()
 
     def ended(self, work: Work, result: Result | None) -> None:
         """A command has come to its end; None: it was cancelled, or is to be sent again."""
@@ -234,10 +280,12 @@ class Agent:
         self._number += 1
         if domains is not None:
             self.looked(domains)
-        return Sync(self.host, session, self.boot_id, ask, list(self._work), list(self._results.values()),
+        boot_id = f"{self.boot_id}.{self._fencings}" if self._fencings else self.boot_id
+        return Sync(self.host, session, boot_id, ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
                     news, metrics,
-                    {key: work.phase for key, work in self._work.items() if work.running or work.does("moves")}
+                    {key: self._phase(work) for key, work in self._work.items()
+                     if work.running or work.does("moves")}
                     if ask else {}, dict(self._cached),
                     {key: work.measured for key, work in self._work.items() if work.measured} if ask else {},
                     self._number)

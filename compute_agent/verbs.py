@@ -48,7 +48,7 @@ class Verb:
     tried again. ``builds``: it makes disks of an image, so only so many run at a time. ``copies``: it moves whole
     disks, which takes minutes, so that it never gets the last worker; every build does. ``moves``: it lets a running
     guest go to another host, so only so many run at a time, and it is journalled that it was begun: until then it can
-    be called off at once."""
+    be called off at once. ``waits``: most of its time it waits for what the guest does, so it occupies no worker."""
 
     do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
     starts: bool = False
@@ -59,6 +59,7 @@ class Verb:
     copies: bool = False
     moves: bool = False
     lapses: bool = False
+    waits: bool = False
 
 
 def _spec(command: Command) -> GuestSpec:
@@ -179,8 +180,8 @@ def _arrived(tools: Tools, command: Command) -> DomainState:
 VERBS: dict[str, Verb] = {
     "ensure_guest": Verb(_ensure_guest, starts=True, builds=True, copies=True),
     "ensure_running": Verb(_ensure_running, starts=True),
-    "ensure_stopped": Verb(_ensure_stopped),
-    "reboot": Verb(_reboot, starts=True),
+    "ensure_stopped": Verb(_ensure_stopped, waits=True),
+    "reboot": Verb(_reboot, starts=True, waits=True),
     "ensure_paused": Verb(_ensure_paused),
     "ensure_suspended": Verb(_ensure_suspended),
     "rebuild": Verb(_rebuild, starts=True, builds=True, copies=True),

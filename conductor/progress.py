@@ -2,7 +2,8 @@
 """How far long commands are: the phases that hosts tell become task_state and progress of the server.
 
 Written by the conductor with each periodic exchange while a command runs; it moves neither ``updated_at`` nor the
-fence, so that nobody who follows changes is woken by it.
+fence, so that nobody who follows changes is woken by it. That a command hangs is written down as its action's cause,
+which ``kilonova action list`` shows.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from common import states
+from common.models import HANGS
 from common.store import actions
 from common.store.engine import Connection
 
@@ -29,6 +31,9 @@ def write(tx: Connection, phases: Mapping[str, str]) -> None:
     keys = {key.split("/")[0]: phase for key, phase in phases.items()}
     for row in actions.waiting(tx, keys):
         phase = keys[row.id]
+        hangs = f"Host {row.host} {phase}" if phase.startswith(HANGS) else None
+        if hangs or HANGS in (row.cause or ""):
+            actions.say_cause(tx, row, hangs)
         task_state = _TASKS.get(row.workflow, {}).get(phase.split(" ")[0])
         percent = _PERCENT.search(phase)
         actions.show_progress(tx, row, task_state, min(100, int(percent.group(1))) if percent else None)

@@ -341,7 +341,7 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
     for run in runs:
         if run.data != run.action.data:
             run.head["data"] = run.data
-        if run.head and run.action.failures and "failures" not in run.head:
+        if run.head and (run.action.failures or run.action.cause) and "failures" not in run.head:
             run.head.update(failures=0, cause=None)
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})

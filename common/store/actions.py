@@ -246,6 +246,13 @@ def waiting(tx: Connection, action_ids: Iterable[str]) -> list[Row[Any]]:
     return list(tx.execute(query))
 
 
+def say_cause(tx: Connection, action: Row[Any], cause: str | None) -> None:
+    """Say why an action that has not failed does not go on, or that it does."""
+    if cause != action.cause:
+        tx.execute(sa.update(actions).where(actions.c.id == action.id, actions.c.state == "waiting",
+                                            actions.c.attempt == action.attempt).values(cause=cause))
+
+
 def show_progress(tx: Connection, action: Row[Any], task_state: str | None, percent: int | None) -> None:
     """Say how far a server's action is, if it still is at it; no change of the server in the sense of
     ``updated_at``."""

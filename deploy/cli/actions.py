@@ -104,7 +104,7 @@ def text(row: Any, at: int, journal: list[dict[str, Any]]) -> str:
              f"{row.host or 'no host'}, begun {_age(row, at)} ago",
              f"the server is {row.vm_state}, task_state {row.task_state}"]
     if row.cause:
-        lines.append(f"failed {row.failures} times in a row: {row.cause}")
+        lines.append(f"failed {row.failures} times in a row: {row.cause}" if row.failures else row.cause)
     for event in journal:
         told = f": {event['message']}" if event["message"] else ""
         lines.append(f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"

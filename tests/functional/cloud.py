@@ -114,8 +114,8 @@ class Cloud:
         agent = Agent(name, journal, Clock(), driver.boot_id())
         host = Host(agent, journal, driver, conductor_rpc.Client(transport), NoImages())
         agent_rpc.serve(transport, name, host)
-        threads = host.start(4)
-        self._stoppers += [lambda: [thread.join(5) for thread in threads], host.close]
+        host.start(4)
+        self._stoppers.append(host.close)
         self._closers += [journal.close, driver.close]
         self.until(lambda: self.watcher.read(lambda tx: services.is_up(tx, name)), 20, f"host {name} says hello")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ import pytest
 from common import errors
 from common.models import Access, Command, Flavor, GuestSpec, Heartbeat, HostInventory, ImageRef, Sync, SyncAnswer
 from common.wire import to_wire
+from compute_agent import service
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.machine import Monitor
 from compute_agent.service import Host
-from compute_agent.sync import FULL_REPORT, Agent
+from compute_agent.sync import FULL_REPORT, HANG, Agent
 from compute_agent.virt.driver import ABORTED, SHUTDOWN
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 from tests.unit.compute_agent.test_moving_verbs import Reader
-from tests.waiting import await_true
+from tests.waiting import await_true, is_true_within
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 GUEST = GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1))
@@ -35,12 +38,15 @@ class Conductor:
         self.to_stop: list[str] = []
         self.beats: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
         self.says: bool | None = True
+        self.is_away = False
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
         self.beats.put(beat)
         return self.says
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
+        if self.is_away:
+            raise errors.NoAnswer("It does not answer.")
         self.heard.put(request)
         return SyncAnswer(request.session or 7, [result.key for result in request.results],
                           stop=self.to_stop if request.session == 0 else []), None
@@ -79,15 +85,16 @@ class Hand:
 class Rig:
     """The process with one guest; ``speak`` lets it tell something now. ``stop``: the guest must not run here."""
 
-    def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None) -> None:
+    def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None,
+                 fence_after: float = 0) -> None:
         self.clock, self.driver = Hand(), MemoryDriver("h1", read_images=True, script=script)
         self.driver.ensure_guest(GUEST, lambda image: iter(()), QUIET)
         self.journal, self.conductor, self.images = Journal(":memory:"), Conductor(), Images()
         self.conductor.to_stop = [SERVER] if stop else []
-        agent = Agent("h1", self.journal, self.clock, self.driver.boot_id())
+        agent = Agent("h1", self.journal, self.clock, self.driver.boot_id(), fence_after=fence_after)
         self.host = Host(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
                          ratios=RATIOS, monitor=Monitor(), facts={"transfer": "192.0.2.7:16599"})
-        self.threads = self.host.start(1)
+        self.host.start(1)
         self.hello = self.conductor.hears(lambda said: said.session == 0)
 
     def speak(self) -> None:
@@ -98,10 +105,7 @@ class Rig:
             self.driver.ensure_running(SERVER, 1, QUIET)
 
     def close(self) -> None:
-        self.host.close()
-        for thread in self.threads:
-            thread.join(5)
-            assert not thread.is_alive(), thread.name
+        assert self.host.close() == []
         self.journal.close()
 
 
@@ -208,3 +212,118 @@ def test_questions(rig: Rig) -> None:
 @pytest.mark.parametrize(("workers", "most", "builds"), [(12, 10, 10), (4, 10, 3), (12, 0, 11), (1, 10, 1), (2, 2, 1)])
 def test_builds_never_take_all_workers(workers: int, most: int, builds: int) -> None:
     assert builds_at_a_time(workers, most) == builds
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The periodic exchange comes many times a second."""
+    monkeypatch.setattr(service, "PERIOD", (0.01, 0.02))
+
+
+@pytest.mark.usefixtures("often")
+def test_an_idle_host_sends_heartbeats_until_it_has_news(rig: Rig) -> None:
+    rig.conductor.beats.get(timeout=5)
+    rig.conductor.heard = queue.SimpleQueue()           # what the start has left over
+    for _ in range(50):
+        rig.conductor.beats.get(timeout=5)
+    assert rig.conductor.heard.empty()
+    rig.speak()
+    assert rig.conductor.hears(lambda said: said.changed)
+    rig.conductor.beats.get(timeout=5)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_host_that_is_waited_for_syncs_with_all_its_domains(rig: Rig) -> None:
+    rig.conductor.beats.get(timeout=5)
+    rig.conductor.says = False
+    assert [state.server for state in rig.conductor.hears(lambda said: said.session == 7 and said.ask).domains or ()
+            ] == [SERVER]
+
+
+@pytest.mark.usefixtures("often")
+def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig) -> None:
+    """Conductors of the release before do not."""
+    rig.conductor.says = None
+    for _ in range(5):
+        assert rig.conductor.hears(lambda said: said.session == 7 and said.ask)
+    beats = 0
+    while not rig.conductor.beats.empty():
+        rig.conductor.beats.get()
+        beats += 1
+    assert rig.conductor.hears(lambda said: said.session == 7 and said.ask)
+    assert (rig.conductor.beats.empty(), beats > 0) == (True, True)
+
+
+def ends(rig: Rig, command: Command) -> bool:
+    """Is a command carried out?"""
+    rig.host.do([command], None)
+    return bool(rig.conductor.hears(lambda said: any(result.key == command.key for result in said.results)))
+
+
+def test_a_guest_that_ignores_the_button_occupies_no_worker() -> None:
+    rig = Rig(script={"ensure_stopped": [Slow(60)], "reboot": [Slow(60)]})
+    for verb in ("ensure_stopped", "reboot"):
+        rig.host.do([Command(verb, "power", 1, verb, 1, 7, verb, {"timeout": 60})], None)
+    assert ends(rig, Command("c", "pause", 1, SERVER, 1, 7, "ensure_paused"))
+    rig.close()
+
+
+@pytest.mark.usefixtures("often")
+def test_another_worker_takes_the_place_of_one_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+    released, began = threading.Event(), threading.Event()
+
+    def hang(server: str, fence: int, run: object) -> None:
+        began.set()
+        released.wait(20)
+    monkeypatch.setattr(rig.driver, "ensure_suspended", hang)
+    rig.host.do([Command("a", "suspend", 1, "hangs", 1, 7, "ensure_suspended")], None)
+    assert began.wait(5)
+    for _ in range(int(HANG / 20)):
+        rig.clock.seconds += 20
+        rig.conductor.hears(lambda said: said.ask)
+        rig.conductor.heard = queue.SimpleQueue()
+    assert ends(rig, Command("b", "pause", 1, SERVER, 1, 7, "ensure_paused"))
+    assert rig.conductor.hears(lambda said: said.phases).phases["a/suspend/1"] == "hangs in ensure_suspended (queued)"
+    assert "gives no sign of life" in caplog.text
+    released.set()
+    assert rig.conductor.hears(lambda said: any(result.key == "a/suspend/1" for result in said.results))
+    await_true(lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1, 5,
+               "there is one worker again")
+
+
+def is_off(rig: Rig) -> bool:
+    return [state.power_state for state in rig.driver.domains()] == [SHUTDOWN]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_host_that_hears_nobody_makes_its_guests_off_and_has_them_started_later() -> None:
+    rig = Rig(script={"pull_plug": [Fail("The hypervisor is busy.")]}, fence_after=90)
+    rig.conductor.is_away, rig.conductor.says = True, None
+    rig.clock.seconds += 89
+    assert not is_true_within(lambda: is_off(rig), 0.5)
+    rig.clock.seconds += 2
+    await_true(lambda: is_off(rig), 10, "its guest is off")
+    rig.conductor.is_away = False
+    hello = rig.conductor.hears(lambda said: said.session == 0)
+    assert hello.boot_id == f"{rig.hello.boot_id}.1", "as after a boot"
+    rig.close()
+
+
+def test_a_host_goes_on_with_making_its_guests_off_after_a_kill(tmp_path: Path) -> None:
+    clock, journal = Hand(), Journal(tmp_path / "agent.db")
+    Agent("h1", journal, clock, "boot", fence_after=90).begin_fencing()
+    killed = Agent("h1", journal, clock, "boot", fence_after=90)
+    assert killed.fences_itself()
+    killed.fenced()
+    again = Agent("h1", journal, clock, "boot", fence_after=90)
+    assert not again.fences_itself()
+    assert again.request(True, None, None).boot_id == "boot.1"
+    assert Agent("h1", journal, clock, "next boot").request(True, None, None).boot_id == "next boot"
+    journal.close()
+
+
+def test_by_default_guests_run_on_without_a_conductor(rig: Rig) -> None:
+    rig.conductor.is_away, rig.conductor.says = True, None
+    rig.clock.seconds += 100_000
+    assert not is_true_within(lambda: is_off(rig), 0.5)

@@ -101,3 +101,17 @@ def test_what_a_host_measures_is_kept_and_schedulers_see_it(cloud: Cloud) -> Non
     assert row.metrics_at - before >= 60 * SECOND
     assert cloud.store.read(lambda tx: tx.scalar(query)) == before, "schedulers find it by its own time"
     assert cloud.store.read(lambda tx: host_states.metrics(tx, row.metrics_at)) == [("h1", {"cpu.percent": 0.25})]
+
+
+def test_a_command_that_hangs_says_so_in_its_action_until_it_goes_on(cloud: Cloud) -> None:
+    server, said, result = being_built(cloud)
+    causes = []
+    for phase in ("hangs in ensure_guest (starting)", "starting", "hangs in ensure_guest (starting)"):
+        reports.handle(cloud.engine, [dataclasses.replace(said, results=[], working=[result.key],
+                                                          phases={result.key: phase})])
+        causes.append(cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one()))
+    assert causes == [f"Host {said.host} hangs in ensure_guest (starting)", None,
+                      f"Host {said.host} hangs in ensure_guest (starting)"]
+    reports.handle(cloud.engine, [said])
+    assert cloud.show(server).vm_state == states.ACTIVE
+    assert cloud.store.read(lambda tx: tx.execute(sa.select(schema.actions.c.cause)).scalar_one()) is None

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process makes sure of when it starts."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common import service
+
+
+def test_two_processes_of_a_kind_do_not_work_on_one_folder(tmp_path: Path) -> None:
+    first = service.only_one(str(tmp_path / "state"), "agent")
+    with pytest.raises(SystemExit, match=f"kilonova-agent: another one works on {tmp_path}/state; give each its own"):
+        service.only_one(str(tmp_path / "state"), "agent")
+    service.only_one(str(tmp_path / "other"), "agent").close()
+    first.close()
+    service.only_one(str(tmp_path / "state"), "agent").close()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that hang in the hypervisor: what the host tells of them, and who takes their place."""
+from __future__ import annotations
+
+import pytest
+
+from compute_agent.sync import HANG
+from tests.unit.compute_agent.test_sync import Rig, command, taken
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
+    rig = Rig(builds=1)
+    rig.agent.accept([command("a", "s1", verb="ensure_guest"), command("b", "s2", verb="ensure_guest"),
+                      command("c", "s1", fence=1)])
+    work = rig.agent.take()
+    assert work is not None
+    work.phase = "making disks"
+    assert taken(rig.agent) == [], "one builds, and the other command is for the same server"
+    for _ in range(int(HANG / 20)):
+        rig.clock.seconds += 20
+        rig.exchange()
+    assert rig.agent.hanging() == [work]
+    assert rig.agent.hanging() == []
+    assert rig.exchange().phases[work.command.key] == "hangs in ensure_guest (making disks)"
+    assert taken(rig.agent) == ["b"]
+    rig.agent.is_alive(work)
+    assert rig.exchange().phases[work.command.key] == "making disks"
+    rig.finish(work)
+    assert taken(rig.agent) == ["c"]
+
+
+def test_a_command_that_goes_on_does_not_hang(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None
+    for _ in range(int(HANG / 20) + 1):
+        rig.clock.seconds += 20
+        rig.exchange()
+        rig.agent.is_alive(work)
+    assert rig.agent.hanging() == []
