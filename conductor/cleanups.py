@@ -16,7 +16,7 @@ from common import errors
 from common.store import cleanups
 from common.store.engine import Row
 from conductor import images, networks
-from conductor.saga import Engine
+from conductor.saga import Engine, try_all
 
 log = logging.getLogger(__name__)
 AT_ONCE = 16                #: cleanups in one round
@@ -88,16 +88,7 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
 def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
     service = networks.service(engine)
     ports, server = service.ports(row.server_id), look()
-    refused: errors.Problem | None = None
-    for port in ports:
-        try:
-            networks.settle(service, port, server)
-        except errors.Unavailable:
-            raise
-        except errors.Problem as problem:
-            refused = refused or problem
-    if refused is not None:
-        raise refused
+    try_all(lambda port: networks.settle(service, port, server), ports)
 
 
 def _binding(engine: Engine, row: Row[Any], look: Look) -> None:

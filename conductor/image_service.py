@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from common import errors
 from common.clients.identity import Identity
 from common.clients.image import Client
 from common.models import ImageRef
@@ -34,10 +33,4 @@ class ImageService:
         return sorted(found, key=lambda image: str(image.get("created_at", "")), reverse=True)
 
     def _ask(self, call: Callable[[str], T]) -> T:
-        """A token that is not accepted any more is given up; the call is made again later with a new one."""
-        token = self._identity.token()
-        try:
-            return call(token)
-        except errors.Unauthorized as problem:
-            self._identity.forget_token(token)
-            raise errors.Unavailable("The image service does not accept Kilonova's token.") from problem
+        return self._identity.with_token(call, "The image service")

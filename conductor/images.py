@@ -15,7 +15,7 @@ from common import errors
 from common.models import Result
 from common.store.cleanups import IMAGE
 from common.store.engine import Connection
-from conductor.saga import Engine, Images, Run, Step
+from conductor.saga import Engine, Images, Run, Step, try_all
 
 
 def service(engine: Engine) -> Images:
@@ -62,16 +62,7 @@ def rotate(images: Images, server: str, args: Mapping[str, Any]) -> None:
         "owner": args["owner"], "image_type": "backup", "backup_type": args["backup_type"], "instance_uuid": server})
         if image.get("status") == "active"]
     newest = [args["newest"]] if args["newest"] in found else []
-    refused: errors.Problem | None = None
-    for image in [*newest, *(image for image in found if image not in newest)][int(args["rotation"]):]:
-        try:
-            images.delete(image)
-        except errors.Unavailable:
-            raise
-        except errors.Problem as problem:
-            refused = refused or problem
-    if refused is not None:
-        raise refused
+    try_all(images.delete, [*newest, *(image for image in found if image not in newest)][int(args["rotation"]):])
 
 
 def upload(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from common import errors
 from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
 from common.models import Interface
@@ -50,10 +49,4 @@ class NetworkService:
         return self._ask(lambda token: self._client.described(token, ports, floating))
 
     def _ask(self, call: Callable[[str], T]) -> T:
-        """A token that is not accepted any more is given up; the call is made again later with a new one."""
-        token = self._identity.token()
-        try:
-            return call(token)
-        except errors.Unauthorized as problem:
-            self._identity.forget_token(token)
-            raise errors.Unavailable("The network service does not accept Kilonova's token.") from problem
+        return self._identity.with_token(call, "The network service")

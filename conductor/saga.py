@@ -9,10 +9,10 @@ undone by leaving a debt, so an undo never has to reach a host. A Run only colle
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from common import errors
 from common.clock import Clock
@@ -23,6 +23,8 @@ from common.vault import Vault
 from common.wire import from_wire
 from conductor.ha import Policy
 from conductor.heartbeats import Heartbeats
+
+T = TypeVar("T")
 
 
 class Post(Protocol):
@@ -108,6 +110,24 @@ def one_by_one(neighbour: str, call: Callable[[Run], None], runs: Sequence[Run])
         except Exception as problem:  # noqa: BLE001  # it is handed to the caller, who tells one kind from the other
             raised.append(problem)
     return raised
+
+
+def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
+    """Make the call for each, also after a refusal.
+
+    Raises:
+        Unavailable: at once. Problem: the first refusal, when all were tried.
+    """
+    refused: errors.Problem | None = None
+    for member in members:
+        try:
+            call(member)
+        except errors.Unavailable:
+            raise
+        except errors.Problem as problem:
+            refused = refused or problem
+    if refused is not None:
+        raise refused
 
 
 def no_fault(action: str, step: str, where: str) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
@@ -20,6 +20,7 @@ from common import errors
 from common.clients.http import Breaker
 from common.models import Access
 
+T = TypeVar("T")
 KEEP = 60.0                 # seconds that a catalogue's silence about a service is believed
 READ = 30.0                 # seconds that the identity service has to answer
 WAIT = 2.0                  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
@@ -60,6 +61,19 @@ class Identity:
             Unavailable: the identity service gives none now.
         """
         return str(self._access().auth_token)
+
+    def with_token(self, call: Callable[[str], T], who: str) -> T:
+        """What the call answers to our token. One that ``who`` does not accept any more is given up.
+
+        Raises:
+            Unavailable: so it was, or there is no token; the next call is made with a new one.
+        """
+        token = self.token()
+        try:
+            return call(token)
+        except errors.Unauthorized as problem:
+            self.forget_token(token)
+            raise errors.Unavailable(f"{who} does not accept Kilonova's token.") from problem
 
     def forget_token(self, token: str) -> None:
         """This token is not accepted any more: the next question gets another."""
