@@ -84,18 +84,23 @@ class Client:
     def ask(self, queue: str, question: Any, timeout: float) -> Any | None:
         """The answer; None when there is none within ``timeout`` seconds."""
         until = time.monotonic() + timeout
+        for is_new in sorted({self._connection is None, True}):     # one that broke while nobody asked is made again
+            try:
+                return self._ask(queue, question, until)
+            except _BROKEN as problem:
+                log.info("the connection for %s is gone%s: %s", queue, "" if is_new else " and made again", problem)
+                self.close()
+        return None
+
+    def _ask(self, queue: str, question: Any, until: float) -> Any | None:
         self._answers.clear()
         self._number += 1
         number = str(self._number)
-        try:
-            connection = self._connection = self._connection or self._opened()
-            _send(connection.default_channel, queue, json.dumps(question), reply_to=REPLIES, correlation_id=number,
-                  expiration=str(int(FRESH * 1000)))
-            while number not in self._answers and (left := until - time.monotonic()) > 0:
-                _listen(connection, left)
-        except _BROKEN as problem:
-            log.info("the connection for %s is gone and will be made again: %s", queue, problem)
-            self.close()
+        connection = self._connection = self._connection or self._opened()
+        _send(connection.default_channel, queue, json.dumps(question), reply_to=REPLIES, correlation_id=number,
+              expiration=str(int(FRESH * 1000)))
+        while number not in self._answers and (left := until - time.monotonic()) > 0:
+            _listen(connection, left)
         return self._answers.get(number)
 
     def close(self) -> None:
@@ -109,7 +114,10 @@ class Client:
         return connection
 
     def _take(self, message: Any) -> None:
-        self._answers[message.properties.get("correlation_id", "")] = json.loads(message.body)
+        try:
+            self._answers[message.properties.get("correlation_id", "")] = json.loads(message.body)
+        except ValueError as problem:
+            log.warning("an answer cannot be read: %s", problem)
 
 
 def _send(channel: Any, queue: str, text: str, **properties: str) -> None:
