@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What idle hosts cost: ``python -m tests.bench.idle``, about ten minutes.
+"""What idle hosts cost: ``python -m tests.bench.idle [NUMBER ...]``, about eight minutes.
 
-One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200 agents in a few
-processes, with the memory driver and two guests each. Nothing happens. For a minute, and for one more, CPU, SQL
-statements and messages are counted; hosts tell all their domains within the first minute that a conductor knows them,
-and then every five minutes. What counts is the slope: what one host more costs. Nothing is asserted.
+One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200 agents (or these
+NUMBERs) in a few processes, with the memory driver and two guests each. Nothing happens. For a minute, and for one
+more, CPU, SQL statements and messages are counted; hosts tell all their domains within the first minute that a
+conductor knows them, and then every five minutes. What counts is the slope: what one host more costs. Nothing is
+asserted.
 """
 from __future__ import annotations
 
@@ -83,14 +84,14 @@ def spend(bench: figures.Bench, seconds: float) -> Cost:
             "SQL": (bench.statements() - statements) / seconds, "messages": (bench.messages() - messages) / seconds}
 
 
-def measure(bench: figures.Bench) -> None:
+def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
     """A minute and one more with each number of hosts."""
     client, image, flavor = figures.bring_up(bench)
     folder = bench.cloud.home / "idle"
     folder.mkdir()
     fleet, found = Fleet(bench, folder), list[tuple[int, Cost, Cost]]()
     try:
-        for size in HOSTS:
+        for size in sizes:
             added = size - fleet.size
             fleet.grow(size)
             load.create(client, f"idle{size}", added * GUESTS, figures.THREADS, image, flavor)
@@ -107,10 +108,10 @@ def measure(bench: figures.Bench) -> None:
                                                         for cost in costs] for size, *costs in found}
 
 
-def main() -> int:
+def main(sizes: Sequence[int] = HOSTS) -> int:
     """Beside one host of the cloud's own."""
-    return figures.run(measure, 1)
+    return figures.run(lambda bench: measure(bench, sizes), 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([int(number) for number in sys.argv[1:]] or HOSTS))

@@ -118,13 +118,13 @@ class Storm:
         """A process and its children stand still for a while."""
         pid = await_true(lambda: self.live.cloud.pid(name), 30, f"{name} does not run")
         assert pid is not None
-        with _frozen([pid, *_descendants(pid)]):
+        with frozen([pid, *descendants(pid)]):
             self._wait(least, most)
 
     def freeze_database(self) -> None:
         assert self.servers is not None
         pid = self.servers.pid(self.database)
-        with _frozen([pid, *_descendants(pid)]):
+        with frozen([pid, *descendants(pid)]):
             self._wait(3, 20)
 
     def kill_database(self) -> None:
@@ -172,14 +172,16 @@ def rage(storm: Storm, found: Sequence[Client], seconds: float) -> dict[str, lis
     return took
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Children, and their children."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     own = [int(child) for child in path.read_text().split()] if path.exists() else []
-    return [one for child in own for one in (child, *_descendants(child))]
+    return [one for child in own for one in (child, *descendants(child))]
 
 
 @contextmanager
-def _frozen(pids: Sequence[int]) -> Iterator[None]:
+def frozen(pids: Sequence[int]) -> Iterator[None]:
+    """They stand still for the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
