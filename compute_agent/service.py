@@ -239,7 +239,11 @@ class Host:
             beat = None if self._moved else self._agent.heartbeat()
         if beat is None:
             return False
-        nothing = self._conductor.heartbeat(beat, PATIENCE[0])
+        try:
+            nothing = self._conductor.heartbeat(beat, PATIENCE[0])
+        except Exception:
+            log.exception("a heartbeat failed; the host syncs in its place")
+            nothing = None
         with self._lock:
             self._agent.heard(nothing is True)
         if nothing is None:

@@ -16,7 +16,8 @@ from common import errors
 from common.store import cleanups
 from common.store.engine import Row
 from conductor import images, networks
-from conductor.saga import Engine, try_all
+from conductor.calls import try_all
+from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 AT_ONCE = 16                #: cleanups in one round

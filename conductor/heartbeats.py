@@ -30,6 +30,7 @@ class Heartbeats:
 
     def __init__(self, store: Store, clock: Clock, name: str) -> None:
         self._store, self._clock, self._name = store, clock, name
+        self.good_for = LOOK                #: seconds until the next look; a test shortens it
         self._looked_at = float("-inf")
         self._sessions: dict[str, int] = {}
         self._waited_for: set[str] = set()
@@ -44,7 +45,7 @@ class Heartbeats:
             Unavailable: the database does not answer, so that nobody knows.
         """
         moment = self._clock.monotonic()
-        if moment - self._looked_at > LOOK:
+        if moment - self._looked_at > self.good_for:
             self._look(moment)
         if self._sessions.get(beat.host) != beat.session or beat.host in self._waited_for:
             return False

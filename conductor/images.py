@@ -15,7 +15,8 @@ from common import errors
 from common.models import Result
 from common.store.cleanups import IMAGE
 from common.store.engine import Connection
-from conductor.saga import Engine, Images, Run, Step, try_all
+from conductor.calls import try_all
+from conductor.saga import Engine, Images, Run, Step
 
 
 def service(engine: Engine) -> Images:

@@ -9,10 +9,10 @@ undone by leaving a debt, so an undo never has to reach a host. A Run only colle
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from common import errors
 from common.clock import Clock
@@ -21,10 +21,9 @@ from common.store.allocations import Patience
 from common.store.engine import Connection, Row, Store, moment, now
 from common.vault import Vault
 from common.wire import from_wire
+from conductor.calls import one_by_one
 from conductor.ha import Policy
 from conductor.heartbeats import Heartbeats
-
-T = TypeVar("T")
 
 
 class Post(Protocol):
@@ -97,37 +96,7 @@ class Networks(Protocol):
 
 
 PATIENCE = 8                   #: tries, in about twenty seconds, after which a silent neighbour holds no cleaning up
-Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]
-
-
-def one_by_one(neighbour: str, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
-    """Make each call to this neighbour; what each raised, or None. The service makes several at a time."""
-    raised: list[Exception | None] = []
-    for run in runs:
-        try:
-            call(run)
-            raised.append(None)
-        except Exception as problem:  # noqa: BLE001  # it is handed to the caller, who tells one kind from the other
-            raised.append(problem)
-    return raised
-
-
-def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
-    """Make the call for each, also after a refusal.
-
-    Raises:
-        Unavailable: at once. Problem: the first refusal, when all were tried.
-    """
-    refused: errors.Problem | None = None
-    for member in members:
-        try:
-            call(member)
-        except errors.Unavailable:
-            raise
-        except errors.Problem as problem:
-            refused = refused or problem
-    if refused is not None:
-        raise refused
+Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]   #: ``calls.one_by_one``
 
 
 def no_fault(action: str, step: str, where: str) -> None:

@@ -33,9 +33,10 @@ from common.store.engine import Connection, Store
 from common.store.version import await_fitting, guarded
 from common.vault import Vault
 from conductor import cleanups, fencing, ha, lanes, reports, runner
+from conductor.calls import one_by_one
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
-from conductor.saga import Engine, Run, one_by_one
+from conductor.saga import Engine, Run
 from conductor.sweep import Watch, sweep
 from conductor.workflows.evacuate import FENCING
 

@@ -122,8 +122,9 @@ class Client:
 
 def _send(channel: Any, queue: str, text: str, **properties: str) -> None:
     """A message that no broker writes to its disk."""
-    channel.basic_publish(channel.prepare_message(text, properties={**properties, "delivery_mode": 1}), exchange="",
-                          routing_key=queue)
+    message = channel.prepare_message(text, content_type="application/json", content_encoding="utf-8",
+                                      properties={**properties, "delivery_mode": 1})
+    channel.basic_publish(message, exchange="", routing_key=queue)
 
 
 def _listen(connection: Connection, seconds: float) -> None:

@@ -26,6 +26,8 @@ USER = RequestContext(user_id="user", project_id="project", roles=("member",), r
 class Realtime(Time):
     """The simulator's clock where the database keeps its own."""
 
+    look = 0.0
+
     def monotonic(self) -> float:
         return time.monotonic()
 

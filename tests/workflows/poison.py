@@ -54,7 +54,8 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
         if statement.startswith("BEGIN"):
             is_writing[0] = True
             asked.clear()
-        elif not is_writing[0] or "FROM servers" not in statement or server not in parameters:
+        elif not is_writing[0] or "FROM servers" not in statement or server not in parameters or (
+                "AS fitting" in statement and "ORDER BY" not in statement):         # servers_of, which locks nothing
             pass
         elif statement.startswith("SELECT servers.id \nFROM"):     # nobody waits: once all, once the free ones
             asked.append(statement)

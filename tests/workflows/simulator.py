@@ -51,7 +51,10 @@ class Crash(BaseException):
 
 
 class Time:
-    """One clock for the database and for every process."""
+    """One clock for the database and for every process. ``look``: seconds for which a conductor believes what it has
+    read for heartbeats; less than a round takes."""
+
+    look = 0.9
 
     def __init__(self) -> None:
         self.micros = 1_700_000_000 * SECOND
@@ -163,7 +166,9 @@ class Cloud:
 
     def conductor(self, owner: str) -> Engine:
         """A conductor of this cloud."""
-        return Engine(self.store, self.time, self, owner, **self.options)
+        engine = Engine(self.store, self.time, self, owner, **self.options)
+        engine.heartbeats.good_for = self.time.look
+        return engine
 
     def peer(self, asking: str, address: str, server: str, secret: str) -> Peer:
         """The files of a server at another host."""

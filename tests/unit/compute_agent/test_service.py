@@ -37,11 +37,13 @@ class Conductor:
         self.heard: queue.SimpleQueue[Sync] = queue.SimpleQueue()
         self.to_stop: list[str] = []
         self.beats: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
-        self.says: bool | None = True
+        self.says: bool | Exception | None = True
         self.is_away = False
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
         self.beats.put(beat)
+        if isinstance(self.says, Exception):
+            raise self.says
         return self.says
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
@@ -241,9 +243,10 @@ def test_a_host_that_is_waited_for_syncs_with_all_its_domains(rig: Rig) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig) -> None:
+@pytest.mark.parametrize("says", [None, TypeError("nobody foresaw this")], ids=["silence", "a failure"])
+def test_where_nobody_answers_heartbeats_it_syncs(rig: Rig, says: Exception | None) -> None:
     """Conductors of the release before do not."""
-    rig.conductor.says = None
+    rig.conductor.says = says
     for _ in range(5):
         assert rig.conductor.hears(lambda said: said.session == 7 and said.ask)
     beats = 0
