@@ -102,12 +102,11 @@ class Host:
                     continue
             if stop is not None:
                 self._pull_plug(stop)
-            if work is not None and work.does("waits"):
+            elif work is not None and work.does("waits"):
                 self._begin(work.command.verb, self._finish, work)
             elif work is not None:
                 self._finish(work)
                 replaced = work.replaced
-            self._speak.set()
 
     def _finish(self, work: Work) -> None:
         result = self._carry_out(work)
@@ -141,6 +140,7 @@ class Host:
         with self._work:
             self._agent.stopped(server, is_off)
             self._work.notify_all()
+        self._speak.set()
 
     def _fence(self) -> None:
         """No conductor has been heard for longer than the operator allows: make off what runs here. What cannot be made

@@ -30,7 +30,7 @@ def test_a_build_that_outlived_its_lease_starts_no_second_guest(lab: LiveLab) ->
     with ExitStack() as still:
         with lab.only(2), frozen(pids(lab, "libvirtd")):
             server = rest.create(image=lab.image(), flavor=lab.flavor(), name="late")
-            await_true(lambda: lab.doing(server, "guest"), SETTLE, lambda: rest.server(server))
+            await_true(lambda: lab.doing(server, "build"), SETTLE, lambda: rest.server(server))
             time.sleep(3)     # the agent does not say that it has taken the command in hand
             still.enter_context(frozen(agent))
         lab.await_host(HOST, "down", SILENCE)

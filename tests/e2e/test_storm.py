@@ -2,7 +2,7 @@
 """Storms over two hosts in memory, so that many servers live and die meanwhile. No server may end in ERROR, get stuck,
 be doubled or leave anything.
 
-What is struck follows from KILONOVA_E2E_SEED. The long storm takes KILONOVA_STORM_SECONDS, a minute as it comes; with
+What is struck follows from KILONOVA_E2E_SEED. The long storm takes KILONOVA_STORM_SECONDS, 40 as it comes; with
 1200 it is the one that a release has to survive.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.e2e.storm import PROCESSES, Client, Storm, clients, rage
 from tests.waiting import await_true
 
 SEED = int(os.environ.get("KILONOVA_E2E_SEED", "1"))
-SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "60"))
+SECONDS = float(os.environ.get("KILONOVA_STORM_SECONDS", "40"))
 CLIENTS, STRIKES, EVERY = 6, 15, 1.0      # seconds
 
 
@@ -58,7 +58,8 @@ def test_nothing_is_lost_doubled_or_stuck(in_memory: Live, capsys: pytest.Captur
     nothing_is_left(in_memory, found)
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.slice("moves")),
+                        pytest.param("mariadb", marks=pytest.mark.slice("guests"))])
 def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
     """A cloud whose database is a server that only it uses. Its folder is none of pytest's, which another run of pytest
     closes to all but root."""
@@ -75,7 +76,6 @@ def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
                 yield Storm(live, random.Random(SEED), servers, kind)
 
 
-@pytest.mark.slice("moves")
 @pytest.mark.timeout(SECONDS + 900)
 def test_a_storm_over_everything(storm: Storm, capsys: pytest.CaptureFixture[str]) -> None:
     with clients(storm.live, CLIENTS) as found:
