@@ -21,7 +21,7 @@ from common.store.engine import Connection, Store
 
 log = logging.getLogger(__name__)
 LOOK = 1.0                   #: seconds for which a look is good; less than ``reports.GRACE``
-COMPARE = 300.0              #: seconds after which a host is to tell all its domains although they have not changed
+COMPARE = 1800.0             #: seconds after which a host is to tell all its domains although they have not changed
 SOON = 60.0                  #: the same where they may differ from the records
 
 

@@ -4,7 +4,7 @@
 One conductor, scheduler and API as processes, a private RabbitMQ and MariaDB, and 10, 50 and 200 agents (or these
 NUMBERs) in a few processes, with the memory driver and two guests each. Nothing happens. For a minute, and for one
 more, CPU, SQL statements and messages are counted; hosts tell all their domains within the first minute that a
-conductor knows them, and then every five minutes. What counts is the slope: what one host more costs. Nothing is
+conductor knows them, and then every half hour. What counts is the slope: what one host more costs. Nothing is
 asserted.
 """
 from __future__ import annotations
@@ -94,6 +94,7 @@ def measure(bench: figures.Bench, sizes: Sequence[int]) -> None:
         for size in sizes:
             added = size - fleet.size
             fleet.grow(size)
+            client = load.Client(bench.cloud.api_url, client.token)      # the API has closed the connection meanwhile
             load.create(client, f"idle{size}", added * GUESTS, figures.THREADS, image, flavor)
             time.sleep(5)       # what the creates left over is done by then, and nobody says so
             found.append((size, spend(bench, WINDOW), spend(bench, WINDOW)))
