@@ -128,19 +128,24 @@ class Host:
 
     def _pull_plug(self, server: str) -> None:
         """Until this succeeds nothing is started on this host."""
-        is_off = False
-        try:
-            self._driver.pull_plug(server)
-            is_off = True
+        is_off = self._make_off(server)
+        if is_off:
             log.info("the domain of server %s must not run here: it is off", server)
-        except Exception:
-            log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
-                          "nothing is started until then", server)
+        else:
             self._stop.wait(1.0)
         with self._work:
             self._agent.stopped(server, is_off)
             self._work.notify_all()
         self._speak.set()
+
+    def _make_off(self, server: str) -> bool:
+        try:
+            self._driver.pull_plug(server)
+        except Exception:
+            log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
+                          "nothing is started until then", server)
+            return False
+        return True
 
     def _fence(self) -> None:
         """No conductor has been heard for longer than the operator allows: make off what runs here. What cannot be made
@@ -148,14 +153,12 @@ class Host:
         log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
         with self._lock:
             self._agent.begin_fencing()
-        left = False
-        for state in self._driver.domains():
-            if state.power_state in (RUNNING, PAUSED):
-                try:
-                    self._driver.pull_plug(state.server)
-                except Exception:
-                    left = True
-                    log.exception("the domain of server %s could not be made off; it is tried again", state.server)
+        try:
+            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
+        except Exception:
+            log.exception("what runs here cannot be seen; it is tried again")
+            return
+        left = [server for server in running if not self._make_off(server)]
         if not left:
             with self._lock:
                 self._agent.fenced()
@@ -301,8 +304,8 @@ class Host:
     def _begin(self, name: str, loop: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=loop, args=arguments, name=name, daemon=True)
         with self._lock:
+            thread.start()
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
-        thread.start()
 
     def close(self) -> list[threading.Thread]:
         """Let the commands in hand stop; they are sent again to the next agent. Returns the threads that did not end:

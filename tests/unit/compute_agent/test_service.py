@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import Access, Command, Flavor, GuestSpec, Heartbeat, HostInventory, ImageRef, Sync, SyncAnswer
+from common.models import (
+    Access,
+    Command,
+    DomainState,
+    Flavor,
+    GuestSpec,
+    Heartbeat,
+    HostInventory,
+    ImageRef,
+    Sync,
+    SyncAnswer,
+)
 from common.wire import to_wire
 from compute_agent import service
 from compute_agent.assembly import builds_at_a_time
@@ -310,6 +321,23 @@ def test_a_host_that_hears_nobody_makes_its_guests_off_and_has_them_started_late
     rig.conductor.is_away = False
     hello = rig.conductor.hears(lambda said: said.session == 0)
     assert hello.boot_id == f"{rig.hello.boot_id}.1", "as after a boot"
+    rig.close()
+
+
+@pytest.mark.usefixtures("often")
+def test_a_hypervisor_that_says_nothing_does_not_end_the_talk(monkeypatch: pytest.MonkeyPatch,
+                                                              caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(fence_after=90)
+    rig.conductor.is_away, rig.conductor.says = True, None
+    seen = rig.driver.domains
+
+    def gone() -> list[DomainState]:
+        raise errors.Unavailable("libvirtd is away")
+    monkeypatch.setattr(rig.driver, "domains", gone)
+    rig.clock.seconds += 91
+    await_true(lambda: "what runs here cannot be seen" in caplog.text, 10)
+    monkeypatch.setattr(rig.driver, "domains", seen)
+    await_true(lambda: is_off(rig), 10, "its guest is off")
     rig.close()
 
 
