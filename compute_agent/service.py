@@ -151,17 +151,16 @@ class Host:
         """No conductor has been heard for longer than the operator allows: make off what runs here. What cannot be made
         off is tried again."""
         log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
-        with self._lock:
-            self._agent.begin_fencing()
         try:
-            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
-        except Exception:
-            log.exception("what runs here cannot be seen; it is tried again")
-            return
-        left = [server for server in running if not self._make_off(server)]
-        if not left:
             with self._lock:
-                self._agent.fenced()
+                self._agent.begin_fencing()
+            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
+            left = [server for server in running if not self._make_off(server)]
+            if not left:
+                with self._lock:
+                    self._agent.fenced()
+        except Exception:
+            log.exception("what runs here cannot be seen, or the journal cannot be written; it is tried again")
 
     def _carry_out(self, work: Work) -> Result | None:
         """A result that cannot be journalled is none: the command is sent again."""

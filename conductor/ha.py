@@ -16,8 +16,8 @@ from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store import departures, migrations
-from common.store.departures import HostState, Resident
-from common.store.engine import Connection, Store, moment
+from common.store.departures import Look, Resident
+from common.store.engine import Connection, Store
 
 log = logging.getLogger(__name__)
 PERIOD = 5.0                 #: seconds between two rounds
@@ -38,34 +38,33 @@ class Policy:
 
 def evacuate(store: Store, policy: Policy) -> list[str]:
     """One round; returns the servers whose evacuation was begun."""
-    at, dead = store.snapshot(lambda tx: (moment(tx), _down_with_servers(tx)))
+    dead = store.snapshot(_down_with_servers)
     if len(dead) > policy.max_hosts:
         log.error("%d hosts with servers are down (%s), and [ha] max_hosts is %d: nothing is evacuated; see whether "
                   "they are dead, then: kilonova host evacuate HOST", len(dead),
-                  ", ".join(sorted(one.name for one in dead)), policy.max_hosts)
+                  ", ".join(sorted(look.host.name for look in dead)), policy.max_hosts)
         return []
-    return [server for host in dead if (host.seen_at or 0) < at - policy.after * SECOND
-            for server in _begin_those_of(store, host, at)]
+    return [server for look in dead if (look.host.seen_at or 0) < look.at - policy.after * SECOND
+            for server in _begin_those_of(store, look)]
 
 
-def _down_with_servers(tx: Connection) -> list[HostState]:
+def _down_with_servers(tx: Connection) -> list[Look]:
     """Silent hosts, but for those that an admin forced down."""
-    silent = [host for host in departures.host_states(tx).values()
+    silent = [host.name for host in departures.host_states(tx).values()
               if not host.up and (host.fenced or not host.forced_down)]
-    return [host for host in silent if departures.look(tx, host.name).servers]
+    return [look for look in (departures.look(tx, name) for name in silent) if look.servers]
 
 
-def _begin_those_of(store: Store, host: HostState, at: int) -> list[str]:
-    look = store.snapshot(lambda tx: departures.look(tx, host.name))
+def _begin_those_of(store: Store, look: Look) -> list[str]:
+    host = look.host.name
     under_way = sum(move.kind == migrations.EVACUATION and move.status in migrations.IN_PROGRESS
                     for move in look.leaving)
-    failed = store.read(lambda tx: migrations.failed_since(tx, host.name, migrations.EVACUATION, at - AGAIN))
+    failed = store.read(lambda tx: migrations.failed_since(tx, host, migrations.EVACUATION, look.at - AGAIN))
     ready = [server for server in look.servers
              if server.vm_state in _CAN_GO and not server.busy and server.id not in failed]
-    begun = [server.id for server in ready[:max(0, AT_ONCE - under_way)] if _begin(store, host.name, server)]
+    begun = [server.id for server in ready[:max(0, AT_ONCE - under_way)] if _begin(store, host, server)]
     if begun:
-        log.warning("host %s is down: %d servers are evacuated, %d wait", host.name, len(begun),
-                    len(ready) - len(begun))
+        log.warning("host %s is down: %d servers are evacuated, %d wait", host, len(begun), len(ready) - len(begun))
     return begun
 
 

@@ -60,7 +60,7 @@ class Server:
 
     def _take(self, channel: Any, message: Any) -> None:
         """Whatever fails here is a question without an answer."""
-        told = message.properties
+        properties = message.properties
         try:
             answer = json.dumps(self._answer(json.loads(message.body)))
         except errors.Problem as problem:
@@ -69,8 +69,8 @@ class Server:
         except Exception:
             log.exception("a question to %s stays without an answer", self._queue)
             return
-        if "reply_to" in told:
-            _send(channel, told["reply_to"], answer, correlation_id=told.get("correlation_id", ""))
+        if "reply_to" in properties:
+            _send(channel, properties["reply_to"], answer, correlation_id=properties.get("correlation_id", ""))
 
 
 class Client:

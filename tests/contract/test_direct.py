@@ -89,7 +89,7 @@ def test_a_late_answer_is_none_to_the_next_question(connect: Connect, queue: str
     assert client.ask(queue, "next", 5) == "next"
 
 
-def test_what_cannot_be_answered_stays_without_an_answer_and_holds_up_nothing(connect: Connect, queue: str) -> None:
+def test_what_cannot_be_answered_holds_up_nothing(connect: Connect, queue: str) -> None:
     problems: list[Exception] = [errors.Unavailable("The database is away."), KeyError("nobody foresaw this")]
 
     def answer(question: Any) -> Any:

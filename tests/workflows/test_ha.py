@@ -70,7 +70,7 @@ def test_servers_of_a_host_that_went_down_live_elsewhere(cloud: Cloud, fenced: l
     assert cloud.findings() == []
 
 
-def test_where_the_hook_proves_nothing_servers_stay_and_are_tried_again_rarely(cloud: Cloud) -> None:
+def test_where_the_hook_proves_nothing_servers_stay(cloud: Cloud) -> None:
     calls: list[str] = []
 
     def refuse(host: str) -> None:

@@ -311,7 +311,7 @@ def is_off(rig: Rig) -> bool:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_host_that_hears_nobody_makes_its_guests_off_and_has_them_started_later() -> None:
+def test_a_host_that_hears_nobody_makes_its_guests_off() -> None:
     rig = Rig(script={"pull_plug": [Fail("The hypervisor is busy.")]}, fence_after=90)
     rig.conductor.is_away, rig.conductor.says = True, None
     rig.clock.seconds += 89
