@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from common import errors, ids, states
+from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store import departures, migrations
@@ -24,7 +24,7 @@ PERIOD = 5.0                 #: seconds between two rounds
 AGAIN = 600 * SECOND         #: before a server whose evacuation failed is tried once more
 AT_ONCE = 16                 #: evacuations of a host under way
 BY = "[ha] evacuate"
-_CAN_GO = (states.ACTIVE, states.STOPPED, states.ERROR)
+_CAN_GO = states.row("evacuate").vm
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _begin_those_of(store: Store, look: Look) -> list[str]:
 
 def _begin(store: Store, host: str, server: Resident) -> bool:
     """Compare-and-set: another conductor, an operator or the server's owner may have been first."""
-    system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
+    system = RequestContext.of_ourselves(server.project_id)
     try:
         store.write(lambda tx: departures.begin(
             tx, host, "evacuate", server.id, migrations.EVACUATION, vm_state=server.vm_state, context=system,

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import errors, ids, states
+from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
@@ -172,7 +172,7 @@ def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
 def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
     """Begin what starts the guest of a server whose host was booted; False: somebody has begun another action."""
     row = replace(states.row("reboot", "HARD"), vm=states.ANY)
-    system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
+    system = RequestContext.of_ourselves(server.project_id)
     try:
         actions.begin(tx, row, server.id, context=system)
     except errors.Problem as problem:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from common import errors, ids, states
+from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
@@ -160,7 +160,7 @@ Begin = Callable[..., str]
 
 def _begin(engine: Engine, row: states.Action, server: Row[Any], begin: Begin = actions.begin) -> None:
     """Compare-and-set like any request: who restored or unshelved it meanwhile was first."""
-    system = RequestContext(user_id="", project_id=server.project_id, roles=("admin",), request_id=ids.new_request())
+    system = RequestContext.of_ourselves(server.project_id)
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
     except errors.Problem as problem:

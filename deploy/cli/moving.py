@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from common import errors, ids, states
+from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.store import departures, guests, migrations
@@ -313,7 +313,7 @@ class Moving:
 
 
 def _context() -> RequestContext:
-    return RequestContext(user_id="", project_id="", roles=("admin",), request_id=ids.new_request())
+    return RequestContext.of_ourselves("")
 
 
 #: What a request without options of its own means, beside the host, by the kind of the migration.

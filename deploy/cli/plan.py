@@ -87,7 +87,7 @@ def drained(server: Resident, cold: bool) -> Way | Stays:
 
 def evacuated(server: Resident) -> Way | Stays:
     """How a server leaves a host that is dead."""
-    if server.vm_state in (states.ACTIVE, states.STOPPED, states.ERROR):
+    if server.vm_state in states.row(EVACUATION.key).vm:
         return EVACUATION
     return _of(_DEAD, server)
 
