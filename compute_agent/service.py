@@ -191,12 +191,17 @@ class Host:
                     raise errors.Unavailable("no access to the image service came with the command")
                 self._images.upload(self._access, image, chunks)
             return write
+
         def cancelled() -> bool:
             self._agent.is_alive(work)
             # A guest that is on its way goes on without this agent: the next one joins it.
             return work.cancelled or (self._stop.is_set() and not work.does("moves"))
 
-        run = Run(phase, cancelled, lambda: work.wish, measured, self._agent.may_start)
+        def may_start() -> bool:
+            with self._lock:        # an answer is taken in whole: a new lease, and what is not wanted any more
+                return self._agent.may_start(work)
+
+        run = Run(phase, cancelled, lambda: work.wish, measured, may_start)
         return verbs.Tools(self._driver, read_image, write_image, run, self._peer)
 
     def talk(self) -> None:

@@ -135,7 +135,7 @@ class Agent:
         for key, work in list(self._work.items()):
             if work.running:
                 continue
-            if work.cancelled or ((work.does("starts") or work.does("lapses")) and not self.has_lease()):
+            if work.cancelled or ((work.does("starts") or work.does("lapses")) and not self._is_valid(work)):
                 del self._work[key]
             elif work.command.server in busy or (work.does("starts") and (self._must_be_off or self._stopping)):
                 continue
@@ -181,9 +181,16 @@ class Agent:
         """Has the conductor been heard lately? Without that, nothing is started."""
         return self._clock.monotonic() - self._acknowledged_at < LEASE
 
-    def may_start(self) -> bool:
-        """Is the lease good for longer than a guest takes to start?"""
-        return self._clock.monotonic() - self._acknowledged_at < LEASE - START
+    def may_start(self, work: Work) -> bool:
+        """May its verb let a guest's CPUs run now? It must still be wanted, and the lease under which it was sent must
+        be good for longer than a guest takes to start."""
+        return not work.cancelled and self._is_valid(work, START)
+
+    def _is_valid(self, work: Work, left: float = 0.0) -> bool:
+        """Has this host been heard ever since the command was sent, and for so many seconds to come? After a hello a
+        conductor may have had its server built elsewhere; it sends the command again if it still wants it."""
+        return (work.command.session == self.session
+                and self._clock.monotonic() - self._acknowledged_at < LEASE - left)
 
     def fences_itself(self) -> bool:
         """Has no conductor been heard for so long that others may have been told to take this host for dead?"""

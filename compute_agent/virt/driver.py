@@ -68,20 +68,21 @@ class Run:
     network" …; ``cancelled`` is asked at least every few seconds by anything long and answers True when the verb must
     raise ``Cancelled``. Of a live migration ``wish`` says "abort" or "complete" once somebody has asked for it, and
     ``measured`` takes how far it is, in bytes: memory_total, memory_processed, memory_remaining, and disk_ likewise.
-    ``has_lease``: has a conductor been heard so lately that it cannot take this host's guests for dead?
+    ``may_start``: is the command still wanted, and has a conductor been heard so lately, and without a gap since it was
+    sent, that it cannot have taken this host's guests for dead?
     """
 
     phase: Callable[[str], None]
     cancelled: Callable[[], bool]
     wish: Callable[[], str] = no_wish
     measured: Callable[[Mapping[str, int]], None] = not_told
-    has_lease: Callable[[], bool] = granted
+    may_start: Callable[[], bool] = granted
 
     def require_lease(self) -> None:
         """Stands right before whatever makes CPUs of a guest run that did not: a verb that took long may have outlived
         the lease with which it began. Raises Unavailable: the conductor sends the command again if it still wants it.
         """
-        if not self.has_lease():
+        if not self.may_start():
             raise errors.Unavailable("The host has not heard a conductor lately, which may have its guests started "
                                      "elsewhere: nothing is started until it has.")
 

@@ -13,7 +13,7 @@ from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run
 from tests.contract.virt_pairs import Pair
 from tests.contract.virt_rigs import QUIET, Rig
 
-LATE = replace(QUIET, has_lease=lambda: False)
+LATE = replace(QUIET, may_start=lambda: False)
 
 #: Each verb that starts a guest which is off.
 STARTS: dict[str, Callable[[Rig, GuestSpec, Run], object]] = {

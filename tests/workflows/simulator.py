@@ -125,7 +125,8 @@ class Host:
 
     def carry_out(self, work: Work) -> None:
         """What a worker does with a command that it was given."""
-        run = Run(lambda name: None, lambda: work.cancelled, lambda: work.wish, has_lease=self.agent.may_start)
+        run = Run(lambda name: None, lambda: work.cancelled, lambda: work.wish,
+                  may_start=lambda: self.agent.may_start(work))
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
         self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs))
 

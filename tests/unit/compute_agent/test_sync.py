@@ -126,7 +126,8 @@ def test_a_higher_fence_cancels_what_runs_and_drops_what_waits(rig: Rig) -> None
 
 def test_a_higher_fence_that_an_answer_teaches_cancels_too(rig: Rig) -> None:
     """Whoever took the server meanwhile may have no command for this host."""
-    rig.agent.accept([command("a"), command("b", server="t"), command("c", server="t", verb="ensure_stopped")])
+    rig.agent.accept([command("a"), command("b", server="t", verb="ensure_stopped"),
+                      command("c", server="t", verb="ensure_stopped")])
     running = rig.agent.take()
     rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), hello=True)
     assert running is not None
@@ -221,6 +222,25 @@ def test_without_a_lease_nothing_is_started_and_hello_is_said(rig: Rig) -> None:
     assert rig.agent.has_lease()
     rig.agent.accept([command("start", session=6)])
     assert taken(rig.agent) == ["start"]
+
+
+@pytest.mark.parametrize("verb", ["ensure_guest", "live_migrate"])
+def test_what_was_sent_before_a_hello_starts_nothing_after_it(rig: Rig, verb: str) -> None:
+    rig.agent.accept([command(verb=verb), command("b", server="t", verb=verb)])
+    work = rig.agent.take()
+    assert work is not None and rig.agent.may_start(work)
+    rig.clock.seconds += LEASE
+    assert rig.exchange(SyncAnswer(6), hello=True).working[0] == work.command.key
+    assert rig.agent.has_lease() and not work.cancelled and not rig.agent.may_start(work)
+    assert taken(rig.agent) == []
+
+
+def test_what_is_not_wanted_any_more_starts_nothing(rig: Rig) -> None:
+    rig.agent.accept([command()])
+    work = rig.agent.take()
+    assert work is not None and rig.agent.may_start(work)
+    rig.agent.accept([command("b", fence=2, verb="ensure_absent")])
+    assert not rig.agent.may_start(work)
 
 
 def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(rig: Rig) -> None:
