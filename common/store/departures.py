@@ -69,7 +69,8 @@ class Resident:
 class Move:
     """A server's move. ``by``: who began it, as its action's args say; ``idle``: no action has the server now;
     ``gone``: it was deleted. ``failed``: the action that moves it did, for the reason ``message``, at ``step`` where
-    that was asked for. Numbers of ``progress`` in bytes, times in microseconds."""
+    that was asked for; ``stuck``: why the action that has the server now is stuck, "" when it is not. Numbers of
+    ``progress`` in bytes, times in microseconds."""
 
     uuid: str
     server: str
@@ -88,6 +89,7 @@ class Move:
     progress: dict[str, int] = field(default_factory=dict)
     message: str = ""
     step: str = ""
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +168,18 @@ def _residents(tx: Connection, name: str) -> list[Resident]:
 
 
 def _moves(tx: Connection, *where: sa.ColumnElement[bool]) -> list[Move]:
+    current = actions_table.alias()
     query = sa.select(
         moves_table, actions_table.c.args, actions_table.c.state, actions_table.c.message, servers.c.name,
-        servers.c.vm_state, servers.c.action, servers.c.deleted,
+        servers.c.vm_state, servers.c.action, servers.c.deleted, current.c.cause.label("stuck"),
     ).select_from(moves_table.join(servers, servers.c.id == moves_table.c.server_id).outerjoin(
-        actions_table, actions_table.c.id == moves_table.c.action_id)).where(*where).order_by(moves_table.c.id)
+        actions_table, actions_table.c.id == moves_table.c.action_id).outerjoin(
+        current, sa.and_(current.c.id == servers.c.action, current.c.state == actions.STUCK),
+        )).where(*where).order_by(moves_table.c.id)
     return [Move(row.uuid, row.server_id, row.name, row.type, row.status, row.source_host, row.dest_host,
                  row.created_at, row.updated_at, (row.args or {}).get("by", ""), row.vm_state, row.action is None,
-                 bool(row.deleted), row.state == "failed", row.progress or {}, row.message or "")
+                 bool(row.deleted), row.state == "failed", row.progress or {}, row.message or "",
+                 stuck=row.stuck or "")
             for row in tx.execute(query)]
 
 

@@ -116,10 +116,11 @@ class Moving:
 
     def _round(self) -> int | None:
         look = self.hands.store.snapshot(lambda tx: departures.look(tx, self.errand.host))
-        under_way = [move for move in look.leaving if self._is_ours(move) or (
+        begun = [move for move in look.leaving if self._is_ours(move) or (
             move.kind in self.errand.kinds and move.status in migrations.IN_PROGRESS)]
         self._keep_plan(look.servers)
-        self._tell(look.at, under_way)
+        self._tell(look.at, begun)
+        under_way = self._but_stuck(begun)
         if self.errand.is_empty(look):
             self.hands.say(f"host {look.host.name} is empty; {self.moved} servers moved")
             return 0
@@ -150,6 +151,16 @@ class Moving:
         return (move.by == self.errand.by and move.status == migrations.FINISHED
                 and self.settled.get(move.uuid, 0) <= SETTLED)
 
+    def _but_stuck(self, begun: list[Move]) -> list[Move]:
+        """Those that go on; one that is stuck is not waited for, and takes nobody's place."""
+        for move in begun:
+            if move.stuck:
+                self.left[move.server] = Stays(f"its move is stuck: {move.stuck}",
+                                               f"kilonova action list --stuck, then: {self.errand.again}")
+            else:
+                self.left.pop(move.server, None)
+        return [move for move in begun if not move.stuck]
+
     # --- those under way ---
     def _tell(self, at: int, under_way: list[Move]) -> None:
         """Say which moves have ended, begun or gone a step, and now and then how far the others are."""
@@ -159,7 +170,8 @@ class Moving:
             self._tell_end(at, move)
         for move in under_way:
             before = self.known.get(move.uuid)
-            changed = before is None or (before.status, before.dest) != (move.status, move.dest)
+            changed = before is None or (before.status, before.dest, before.stuck) != (
+                move.status, move.dest, move.stuck)
             if changed or at - self.told.get(move.uuid, 0) >= TELL:
                 self.told[move.uuid] = at
                 self.hands.say(progress.line(move, at))

@@ -24,7 +24,10 @@ def line(move: Move, at: int) -> str:
     """One line of a move that is under way."""
     parts = [f"{move.name} ({move.server})", f"{move.source} -> {move.dest or '?'}", move.status]
     parts += [f"{what} {_amount(move, what)}" for what in ("memory", "disk") if move.progress.get(f"{what}_total")]
-    return "  ".join([*parts, words(seconds(move, at))])
+    parts.append(words(seconds(move, at)))
+    if move.stuck:
+        parts.append(f"stuck: {move.stuck} See: kilonova action list --stuck")
+    return "  ".join(parts)
 
 
 def _amount(move: Move, what: str) -> str:

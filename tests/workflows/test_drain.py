@@ -9,10 +9,12 @@ import pytest
 
 from common import errors, states
 from common.store import migrations, services
+from common.store import stuck as stuck_actions
 from compute_agent.virt.memory import Fail
 from deploy.cli import drain
 from tests.schemas import memory_store
 from tests.workflows.operators import Operator, kinds, silence
+from tests.workflows.poison import change
 from tests.workflows.simulator import FLAVOR, Cloud, Time
 
 
@@ -291,3 +293,18 @@ def test_a_host_that_is_none(operator: Operator) -> None:
     for command in (operator.drain, operator.evacuate):
         with pytest.raises(errors.NotFound, match="There is no host h9"):
             command("h9")
+
+
+def test_a_move_that_is_stuck_holds_nobody_up_and_says_why(cloud: Cloud, operator: Operator) -> None:
+    stuck, *others = cloud.create(3, host="h1", forced=True)
+    cloud.settle()
+    action = cloud.move(stuck, "os-migrateLive")
+    change(cloud, action, step="renamed_since")
+    assert operator.drain(parallel=1) == 1
+    assert {cloud.show(server).host for server in others} <= {"h2", "h3"} and cloud.show(stuck).host == "h1"
+    assert "stuck: an unforeseen failure" in operator.text and "See: kilonova action list --stuck" in operator.text
+    assert any(said.startswith(f"{stuck} (s, active) stays: its move is stuck: ") for said in operator.said[-3:])
+    assert "1 servers left, 2 moved" in operator.said[-1]
+    change(cloud, action, step=None)
+    cloud.store.write(lambda tx: stuck_actions.retry(tx, action))
+    assert operator.drain() == 0 and cloud.show(stuck).host in ("h2", "h3")
