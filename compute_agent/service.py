@@ -25,11 +25,12 @@ from common.rpc import conductor as conductor_rpc
 from common.rpc.transport import Transport
 from compute_agent import assembly, machine, verbs
 from compute_agent.consoles import Consoles
+from compute_agent.fencing import Fencing, make_off
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
 from compute_agent.questions import Questions
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import PAUSED, RUNNING, Driver, ImageWriter, Run
+from compute_agent.virt.driver import Driver, ImageWriter, Run
 
 log = logging.getLogger(__name__)
 PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
@@ -128,7 +129,7 @@ class Host:
 
     def _pull_plug(self, server: str) -> None:
         """Until this succeeds nothing is started on this host."""
-        is_off = self._make_off(server)
+        is_off = make_off(self._driver, server)
         if is_off:
             log.info("the domain of server %s must not run here: it is off", server)
         else:
@@ -137,30 +138,6 @@ class Host:
             self._agent.stopped(server, is_off)
             self._work.notify_all()
         self._speak.set()
-
-    def _make_off(self, server: str) -> bool:
-        try:
-            self._driver.pull_plug(server)
-        except Exception:
-            log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
-                          "nothing is started until then", server)
-            return False
-        return True
-
-    def _fence(self) -> None:
-        """No conductor has been heard for longer than the operator allows: make off what runs here. What cannot be made
-        off is tried again."""
-        log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
-        try:
-            with self._lock:
-                self._agent.begin_fencing()
-            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
-            left = [server for server in running if not self._make_off(server)]
-            if not left:
-                with self._lock:
-                    self._agent.fenced()
-        except Exception:
-            log.exception("what runs here cannot be seen, or the journal cannot be written; it is tried again")
 
     def _carry_out(self, work: Work) -> Result | None:
         """A result that cannot be journalled is none: the command is sent again."""
@@ -217,8 +194,6 @@ class Host:
             if not (asks or has_news):
                 continue            # a wait may end a moment too early
             self._replace_workers()
-            if self._agent.fences_itself():
-                self._fence()
             try:
                 if failed or not asks or not self._is_idle():
                     self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
@@ -300,6 +275,7 @@ class Host:
     def start(self, workers: int) -> None:
         """Start the threads."""
         self._begin("talk", self.talk)
+        self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
         self._begin("prefetch", self._prefetch.work)
         for number in range(workers):
             self._begin(f"worker-{number}", self.carry_out)

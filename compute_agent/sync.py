@@ -203,6 +203,7 @@ class Agent:
         if not self._is_fencing:
             self._journal.begin_fencing(self.boot_id)
             self._fencings, self._is_fencing = self._journal.fencings(self.boot_id)
+            self.session = 0
 
     def fenced(self) -> None:
         """All are off."""
@@ -287,8 +288,7 @@ class Agent:
         self._number += 1
         if domains is not None:
             self.looked(domains)
-        boot_id = f"{self.boot_id}.{self._fencings}" if self._fencings else self.boot_id
-        return Sync(self.host, session, boot_id, ask, list(self._work), list(self._results.values()),
+        return Sync(self.host, session, self._told_boot(), ask, list(self._work), list(self._results.values()),
                     None if domains is None else self._settled(domains), self._settled(self._changed.values()),
                     news, metrics,
                     {key: self._phase(work) for key, work in self._work.items()
@@ -296,6 +296,10 @@ class Agent:
                     if ask else {}, dict(self._cached),
                     {key: work.measured for key, work in self._work.items() if work.measured} if ask else {},
                     self._number)
+
+    def _told_boot(self) -> str:
+        """The boot that is told: another one each time this host has fenced itself."""
+        return f"{self.boot_id}.{self._fencings}" if self._fencings else self.boot_id
 
     def _settled(self, domains: Iterable[DomainState]) -> list[DomainState]:
         """Domains of servers that no command or unacknowledged result speaks for, each with the highest fence
@@ -308,7 +312,7 @@ class Agent:
 
     def answered(self, request: Sync, answer: SyncAnswer) -> None:
         """Take the conductor's answer to this request."""
-        if answer.session == 0:
+        if answer.session == 0 or request.boot_id != self._told_boot():
             self.session = 0
             return
         self._acknowledged_at = self._asked_at      # the conductor spoke some time after that

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,6 +86,28 @@ class LiveLab(Live):
             yield
         finally:
             self.open_all()
+
+    @contextmanager
+    def configured(self, *processes: str, host: str | None = None, **sections: Mapping[str, str]) -> Iterator[None]:
+        """For the block these processes, of a host or of the cloud, run with these settings in place of their own."""
+        config = self.cloud.config(host)
+        before = config.read_text()
+        changed = ConfigParser(interpolation=None, default_section="")
+        changed.read_string(before)
+        changed.read_dict(sections)
+        with config.open("w") as file:
+            changed.write(file)
+        try:
+            self._restart(processes)
+            yield
+        finally:
+            config.write_text(before)
+            self._restart(processes)
+
+    def _restart(self, processes: Sequence[str]) -> None:
+        for name in processes:
+            self.cloud.restart(name)
+        self.cloud.await_http("api", self.cloud.api_url)
 
     def open_all(self) -> None:
         """Every host takes new guests."""

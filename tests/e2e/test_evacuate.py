@@ -6,8 +6,7 @@ anything, stops the rest, and removes what it owes. Also here: a host is emptied
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
@@ -24,28 +23,6 @@ HOST = "lab2"
 
 def dead(lab: LiveLab, host: str) -> bool:
     return bool(lab.service(host).is_forced_down)
-
-
-@contextmanager
-def without_hook(lab: LiveLab) -> Iterator[None]:
-    """API and conductor run without a fencing hook for the block."""
-    config = lab.cloud.config()
-    with_it = config.read_text()
-    without = with_it.replace(f"fencing_hook = {lab.cloud.fencing_hook}\n", "")
-    assert without != with_it
-    try:
-        begin_anew(lab, without)
-        yield
-    finally:
-        begin_anew(lab, with_it)
-
-
-def begin_anew(lab: LiveLab, config: str) -> None:
-    """API and conductor are started again with this configuration."""
-    lab.cloud.config().write_text(config)
-    for name in ("conductor", "api"):
-        lab.cloud.restart(name)
-    lab.cloud.await_http("api", lab.cloud.api_url)
 
 
 def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
@@ -76,7 +53,7 @@ def test_silence_is_no_proof_and_the_hook_is(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
-        with without_hook(lab):
+        with lab.configured("conductor", "api", conductor={"fencing_hook": ""}):
             refused = admin(lab).act(guest.server, "evacuate", {})
             assert refused.status == 400 and "does not prove that its guests are dead" in refused.fault[2], refused
         assert lab.where(guest.server) == {HOST: "running"} and not dead(lab, HOST)

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from common import errors
 from common.models import (
     Access,
     Command,
-    DomainState,
     Flavor,
     GuestSpec,
     Heartbeat,
@@ -34,7 +32,7 @@ from compute_agent.sync import FULL_REPORT, HANG, Agent
 from compute_agent.virt.driver import ABORTED, SHUTDOWN
 from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
 from tests.unit.compute_agent.test_moving_verbs import Reader
-from tests.waiting import await_true, is_true_within
+from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 GUEST = GuestSpec(SERVER, 1, "vm", Flavor("1", "m1.nano", 1, 64, 1))
@@ -304,57 +302,3 @@ def test_another_worker_takes_the_place_of_one_that_hangs(rig: Rig, monkeypatch:
     assert rig.conductor.hears(lambda said: any(result.key == "a/suspend/1" for result in said.results))
     await_true(lambda: sum(thread.name.startswith("worker") for thread in threading.enumerate()) == 1, 5,
                "there is one worker again")
-
-
-def is_off(rig: Rig) -> bool:
-    return [state.power_state for state in rig.driver.domains()] == [SHUTDOWN]
-
-
-@pytest.mark.usefixtures("often")
-def test_a_host_that_hears_nobody_makes_its_guests_off() -> None:
-    rig = Rig(script={"pull_plug": [Fail("The hypervisor is busy.")]}, fence_after=90)
-    rig.conductor.is_away, rig.conductor.says = True, None
-    rig.clock.seconds += 89
-    assert not is_true_within(lambda: is_off(rig), 0.5)
-    rig.clock.seconds += 2
-    await_true(lambda: is_off(rig), 10, "its guest is off")
-    rig.conductor.is_away = False
-    hello = rig.conductor.hears(lambda said: said.session == 0)
-    assert hello.boot_id == f"{rig.hello.boot_id}.1", "as after a boot"
-    rig.close()
-
-
-@pytest.mark.usefixtures("often")
-def test_a_hypervisor_that_says_nothing_does_not_end_the_talk(monkeypatch: pytest.MonkeyPatch,
-                                                              caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(fence_after=90)
-    rig.conductor.is_away, rig.conductor.says = True, None
-    seen = rig.driver.domains
-
-    def gone() -> list[DomainState]:
-        raise errors.Unavailable("libvirtd is away")
-    monkeypatch.setattr(rig.driver, "domains", gone)
-    rig.clock.seconds += 91
-    await_true(lambda: "what runs here cannot be seen" in caplog.text, 10)
-    monkeypatch.setattr(rig.driver, "domains", seen)
-    await_true(lambda: is_off(rig), 10, "its guest is off")
-    rig.close()
-
-
-def test_a_host_goes_on_with_making_its_guests_off_after_a_kill(tmp_path: Path) -> None:
-    clock, journal = Hand(), Journal(tmp_path / "agent.db")
-    Agent("h1", journal, clock, "boot", fence_after=90).begin_fencing()
-    killed = Agent("h1", journal, clock, "boot", fence_after=90)
-    assert killed.fences_itself()
-    killed.fenced()
-    again = Agent("h1", journal, clock, "boot", fence_after=90)
-    assert not again.fences_itself()
-    assert again.request(True, None, None).boot_id == "boot.1"
-    assert Agent("h1", journal, clock, "next boot").request(True, None, None).boot_id == "next boot"
-    journal.close()
-
-
-def test_by_default_guests_run_on_without_a_conductor(rig: Rig) -> None:
-    rig.conductor.is_away, rig.conductor.says = True, None
-    rig.clock.seconds += 100_000
-    assert not is_true_within(lambda: is_off(rig), 0.5)

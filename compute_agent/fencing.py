@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that hears no conductor makes its own guests off ([agent] fence_after).
+
+In a thread of its own, which needs the clock, the hypervisor and the journal and nothing else: what talks with the
+conductor may hang in the very connection that is cut. Must stay true: it is written down before the first guest is
+off, so that it goes on after a kill, and the host then names another boot.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+
+from compute_agent.sync import Agent
+from compute_agent.virt.driver import PAUSED, RUNNING, Driver
+
+log = logging.getLogger(__name__)
+PERIOD = 1.0                 #: seconds between two looks at the clock
+
+
+def make_off(driver: Driver, server: str) -> bool:
+    """Pull the plug of a guest that must not run here; False when that has to be tried again."""
+    try:
+        driver.pull_plug(server)
+    except Exception:
+        log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
+                      "nothing is started until then", server)
+        return False
+    return True
+
+
+class Fencing:
+    """``lock`` guards the agent."""
+
+    def __init__(self, agent: Agent, driver: Driver, lock: threading.Lock) -> None:
+        self._agent, self._driver, self._lock = agent, driver, lock
+
+    def watch(self, stop: threading.Event) -> None:
+        """Loop until the process ends."""
+        while not stop.wait(PERIOD):
+            if self._agent.fences_itself():
+                self._fence()
+
+    def _fence(self) -> None:
+        """What cannot be made off is tried again at the next look."""
+        log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
+        try:
+            with self._lock:
+                self._agent.begin_fencing()
+            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
+            left = [server for server in running if not make_off(self._driver, server)]
+            if not left:
+                with self._lock:
+                    self._agent.fenced()
+        except Exception:
+            log.exception("what runs here cannot be seen, or the journal cannot be written; it is tried again")
