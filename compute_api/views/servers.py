@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,10 +19,11 @@ import orjson
 from common import states
 from common.hardware.devices import OWN
 from common.store.servers import HostFacts, loads
-from compute_api.fields import OMITTED, Field, cut, render, rules
+from compute_api.fields import OMITTED, Cut, Field, cut, render, rules
 from compute_api.links import Links
 from compute_api.views import addresses
 
+log = logging.getLogger(__name__)
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
@@ -224,6 +226,9 @@ REBUILT: tuple[Field, ...] = (
 )
 NAMES: tuple[Field, ...] = (Field("id", "id"), Field("name", "name"),
                             Field("links", _links))
+#: What can be said of a server whose record cannot be read.
+_PARTIAL = cut((Field("id", "id"), Field("status", lambda row, view: "UNKNOWN"), Field("tenant_id", "project_id"),
+                Field("created", lambda row, view: seconds(row.created_at)), Field("links", _links)), 1)
 RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 
@@ -239,7 +244,7 @@ def shows_hosts(allowed: frozenset[str]) -> bool:
 
 def one(row: Any, view: View, version: int, change: bool = False) -> dict[str, Any]:
     """The body of a single server."""
-    return {"server": render(cut(ONE, version, view.allowed, change), row, view)}
+    return {"server": _shown(cut(ONE, version, view.allowed, change), row, view)}
 
 
 def rebuilt(row: Any, view: View, version: int, password: str) -> dict[str, Any]:
@@ -252,4 +257,14 @@ def rebuilt(row: Any, view: View, version: int, password: str) -> dict[str, Any]
 def many(rows: Sequence[Any], view: View, version: int, names_only: bool = False) -> list[dict[str, Any]]:
     """The items of a list."""
     getters = cut(NAMES if names_only else FIELDS, version, view.allowed)
-    return [render(getters, row, view) for row in rows]
+    return [_shown(getters, row, view) for row in rows]
+
+
+def _shown(getters: Cut, row: Any, view: View) -> dict[str, Any]:
+    """A server; of one whose record cannot be read only what Nova says of a server that it cannot reach
+    (microversion 2.69), so that it can be seen, and hides no other one."""
+    try:
+        return render(getters, row, view)
+    except Exception:
+        log.exception("the record of server %s cannot be shown; see its row in the table servers", row.id)
+        return render(_PARTIAL, row, view)

@@ -230,6 +230,18 @@ def test_lists_at_older_versions(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert len(names(cloud, "?vm_state=stopped", "2.82")) == 4, "not for everybody yet, so ignored"
 
 
+@pytest.mark.parametrize("broken", [{"interfaces": {"x": 1}}, {"flavor": {"vcpus": 1}}, {"image": [1]},
+                                    {"fault": "?", "vm_state": "error"}], ids=lambda broken: next(iter(broken)))
+def test_a_record_that_cannot_be_read_hides_no_other(cloud: Cloud, fleet: dict[str, str], broken: dict[str, Any],
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    cloud.rest(fleet["beta"], **broken)
+    listed = cloud.call("GET", "/servers/detail", mv="2.100").json["servers"]
+    assert [server.get("name") for server in listed] == ["delta", "gamma", None, "alpha"]
+    assert (listed[2]["id"], listed[2]["status"]) == (fleet["beta"], "UNKNOWN")
+    assert set(listed[2]) == {"id", "status", "tenant_id", "created", "links"}
+    assert f"the record of server {fleet['beta']} cannot be shown" in caplog.text
+
+
 def test_admins_see_everybody_and_filter_by_everything(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert names(cloud, "", token="admin") == []
     assert len(names(cloud, "?all_tenants", token="admin")) == 5
