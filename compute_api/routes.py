@@ -37,6 +37,7 @@ from compute_api.resources import (
     server_metadata,
     servers,
     services,
+    usage,
 )
 from compute_api.schemas import aggregates as aggregate_bodies
 from compute_api.schemas import common
@@ -55,6 +56,7 @@ from compute_api.schemas import server_groups as group_bodies
 from compute_api.schemas import server_metadata as metadata_bodies
 from compute_api.schemas import servers as server_bodies
 from compute_api.schemas import services as service_bodies
+from compute_api.schemas import usage as usage_bodies
 from compute_api.validation import Versioned
 
 
@@ -205,6 +207,8 @@ ROUTES: tuple[Route, ...] = (
           body=quota_bodies.UPDATE, query=quota_bodies.SHOW),
     Route("DELETE", "/os-quota-sets/{project_id}", quota_sets.delete, _P + "os-quota-sets:delete", success=202,
           query=quota_bodies.SHOW),
+    Route("GET", "/os-simple-tenant-usage", usage.index, _P + "os-simple-tenant-usage:list", query=usage_bodies.LIST),
+    Route("GET", "/os-simple-tenant-usage/{project_id}", usage.show, "", query=usage_bodies.SHOW),
     Route("GET", "/os-quota-class-sets/{name}", quota_sets.show_class, _P + "os-quota-class-sets:show"),
     Route("PUT", "/os-quota-class-sets/{name}", quota_sets.update_class, _P + "os-quota-class-sets:update",
           body=quota_bodies.UPDATE_CLASS),

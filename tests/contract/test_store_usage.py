@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What projects have used, as SQLite, PostgreSQL and MariaDB add it up."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from common import errors, ids, states
+from common.clock import SECOND
+from common.models import Flavor
+from common.store import servers, usage
+from common.store.engine import Store
+from common.store.usage import Period
+from common.wire import to_wire
+
+AT = 1_700_000_000 * SECOND
+PERIOD = Period(AT, AT + 100 * SECOND)
+FLAVORS = (Flavor("1", "m1.nano", 1, 128, 1), Flavor("2", "m1.öre", 2, 256, 2))
+
+
+@pytest.fixture
+def store(upgraded_url: str) -> Iterator[Store]:
+    """Servers of two projects: before, across, within and after the period; ended, or not yet."""
+    made = Store(upgraded_url)
+    rows = [{"id": ids.new(), "project_id": project, "user_id": "u", "name": "s", "hostname": "s", "flavor_id": "1",
+             "vm_state": states.ACTIVE, "flavor": to_wire(flavor), "vcpus": 1, "disk_gb": 1, "memory_mb": 128,
+             "meta": {}, "tags": [], "scheduler_hints": {}, "security_groups": [], "reservation_id": "r",
+             "launched_at": None if launched is None else AT + launched * SECOND,
+             "terminated_at": None if ended is None else AT + ended * SECOND}
+            for project in ("p", "q") for flavor in FLAVORS
+            for launched, ended in ((-50, None), (-50, -10), (-50, 0), (-50, 50), (10, 20), (10, 200), (100, None),
+                                    (150, 160), (None, None))]
+    with made.begin() as tx:
+        servers.insert(tx, rows)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("project", [None, "q", "nobody"])
+def test_sums_are_those_of_the_servers(store: Store, project: str | None) -> None:
+    each = store.read(lambda tx: list(usage.of_servers(tx, PERIOD, project)))
+    summed = store.read(lambda tx: list(usage.sums(tx, PERIOD, project)))
+    counted: Counter[tuple[str, str]] = Counter()
+    for one in each:
+        counted[one.project_id, one.flavor.name] += one.micros
+    assert {(one.project_id, one.flavor.name): one.micros for one in summed} == dict(counted)
+    seconds = 100 + 50 + 10 + 90
+    assert set(counted.values()) == ({seconds * SECOND} if project != "nobody" else set())
+
+
+def test_pages_hold_each_server_once(store: Store) -> None:
+    every = [one.id for one in store.read(lambda tx: list(usage.of_servers(tx, PERIOD)))]
+    paged: list[str] = []
+    while page := store.read(lambda tx: list(usage.of_servers(
+            tx, PERIOD, marker=paged[-1] if paged else None, limit=3))):
+        paged += [one.id for one in page]
+    assert paged == every and len(set(every)) == 16
+    with pytest.raises(errors.BadRequest, match="marker"):
+        store.read(lambda tx: list(usage.of_servers(tx, PERIOD, marker=ids.new())))
