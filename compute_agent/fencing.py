@@ -41,15 +41,23 @@ class Fencing:
                 self._fence()
 
     def _fence(self) -> None:
-        """What cannot be made off is tried again at the next look."""
-        log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
+        """What cannot be seen or made off is tried again at the next look; where nothing runs nothing is said."""
         try:
-            with self._lock:
-                self._agent.begin_fencing()
-            running = [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
-            left = [server for server in running if not make_off(self._driver, server)]
-            if not left:
+            running = self._running()
+            if running != []:
+                log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
+                with self._lock:
+                    self._agent.begin_fencing()
+            if running is not None and not [one for one in running if not make_off(self._driver, one)]:
                 with self._lock:
                     self._agent.fenced()
         except Exception:
-            log.exception("what runs here cannot be seen, or the journal cannot be written; it is tried again")
+            log.exception("the journal cannot be written; it is tried again")
+
+    def _running(self) -> list[str] | None:
+        """The servers whose guests run here or are paused; None: the hypervisor does not say."""
+        try:
+            return [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
+        except Exception:
+            log.exception("what runs here cannot be seen; it is tried again")
+            return None

@@ -272,10 +272,13 @@ class Host:
         has = self._driver.inventory()
         return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts)
 
+    def guard(self) -> None:
+        """Start what needs no broker: a host that is cut off may be one that could not even begin to listen."""
+        self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
+
     def start(self, workers: int) -> None:
         """Start the threads."""
         self._begin("talk", self.talk)
-        self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
         self._begin("prefetch", self._prefetch.work)
         for number in range(workers):
             self._begin(f"worker-{number}", self.carry_out)
@@ -343,6 +346,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     monitor = machine.Monitor() if conf.agent.compute_monitors else None
     host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor, peer,
                 {"transfer": transfer.start()})
+    host.guard()
     agent_rpc.serve(transport, conf.host, host)
     host.start(conf.agent.workers)
     talking = consoles.start()

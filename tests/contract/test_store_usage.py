@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy.engine import Connection
 
 from common import errors, ids, states
 from common.clock import SECOND
@@ -53,9 +54,11 @@ def test_sums_are_those_of_the_servers(store: Store, project: str | None) -> Non
 def test_pages_hold_each_server_once(store: Store) -> None:
     every = [one.id for one in store.read(lambda tx: list(usage.of_servers(tx, PERIOD)))]
     paged: list[str] = []
-    while page := store.read(lambda tx: list(usage.of_servers(
-            tx, PERIOD, marker=paged[-1] if paged else None, limit=3))):
-        paged += [one.id for one in page]
+
+    def page(tx: Connection) -> list[str]:
+        return [one.id for one in usage.of_servers(tx, PERIOD, marker=paged[-1] if paged else None, limit=3)]
+    while found := store.read(page):
+        paged += found
     assert paged == every and len(set(every)) == 16
     with pytest.raises(errors.BadRequest, match="marker"):
         store.read(lambda tx: list(usage.of_servers(tx, PERIOD, marker=ids.new())))

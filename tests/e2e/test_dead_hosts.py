@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.guests import witness
+from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.test_moves import moved
@@ -33,18 +33,32 @@ def test_servers_of_a_dead_host_are_evacuated_by_themselves(lab: LiveLab) -> Non
 
 
 def test_a_host_that_is_cut_off_makes_its_own_guests_off(lab: LiveLab) -> None:
-    """Nobody evacuates them; heard again, it starts them again, with all that was on their disks."""
-    agent = f"agent-{lab.lab.number(HOST)}"
+    """Nobody evacuates them; heard again, it starts them again, with all that was on their disks. The second time its
+    agent starts when it is cut off already."""
+    agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
-        before = guest.account()
-        with lab.configured(agent, host=HOST, agent={"fence_after": str(FENCE_AFTER)}):
-            lab.await_host(HOST)
+        before, session = guest.account(), lab.hello(HOST)[1]
+        with lab.configured(agent, host=HOST, agent=settings):
+            await_true(lambda: lab.hello(HOST)[1] > session, SETTLE, lambda: lab.hello(HOST))
             lab.strike("cut", HOST)
-            await_true(lambda: lab.where(guest.server) == {HOST: "shut off"}, FENCE_AFTER + SETTLE,
-                       lambda: lab.where(guest.server))
+            await_off(lab, guest)
             lab.strike("heal", HOST)
-            await_true(lambda: lab.where(guest.server) == {HOST: "running"}, SETTLE, lambda: lab.where(guest.server))
-            guest.rest.await_status(guest.server, "ACTIVE", BOOT)
+            await_on(lab, guest)
+            lab.strike("cut", HOST)
+            lab.cloud.restart(agent)
+            await_off(lab, guest)
+            lab.strike("heal", HOST)
+            await_on(lab, guest)
             guest.await_ssh()
             after = guest.account()
             assert after.canary == before.canary and after.run != before.run
+
+
+def await_off(lab: LiveLab, guest: Witness) -> None:
+    await_true(lambda: lab.where(guest.server) == {HOST: "shutoff"}, FENCE_AFTER + SETTLE,
+               lambda: lab.where(guest.server))
+
+
+def await_on(lab: LiveLab, guest: Witness) -> None:
+    await_true(lambda: lab.where(guest.server) == {HOST: "running"}, SETTLE, lambda: lab.where(guest.server))
+    guest.rest.await_status(guest.server, "ACTIVE", BOOT)

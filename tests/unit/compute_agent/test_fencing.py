@@ -40,6 +40,9 @@ def test_a_host_that_hears_nobody_makes_its_guests_off() -> None:
     rig.conductor.is_away = False
     hello = rig.conductor.hears(lambda said: said.session == 0)
     assert hello.boot_id == f"{rig.hello.boot_id}.1", "as after a boot"
+    rig.conductor.is_away, rig.conductor.says = True, None
+    rig.clock.seconds += 1000
+    assert not is_true_within(lambda: rig.journal.fencings(rig.driver.boot_id())[0] > 1, 0.5), "nothing runs any more"
     rig.close()
 
 

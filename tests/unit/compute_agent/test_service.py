@@ -105,6 +105,7 @@ class Rig:
         agent = Agent("h1", self.journal, self.clock, self.driver.boot_id(), fence_after=fence_after)
         self.host = Host(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
                          ratios=RATIOS, monitor=Monitor(), facts={"transfer": "192.0.2.7:16599"})
+        self.host.guard()
         self.host.start(1)
         self.hello = self.conductor.hears(lambda said: said.session == 0)
 
