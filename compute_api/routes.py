@@ -21,6 +21,7 @@ from compute_api.resources import (
     external_events,
     flavors,
     floating_ips,
+    hosts,
     hypervisors,
     instance_actions,
     interfaces,
@@ -44,6 +45,7 @@ from compute_api.schemas import common
 from compute_api.schemas import consoles as console_bodies
 from compute_api.schemas import external_events as event_bodies
 from compute_api.schemas import flavors as flavor_bodies
+from compute_api.schemas import hosts as host_bodies
 from compute_api.schemas import hypervisors as hypervisor_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
 from compute_api.schemas import interfaces as interface_bodies
@@ -230,6 +232,12 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/os-services/{service_id}", services.delete_by_number, _P + "os-services:delete", until="2.52",
           success=204),
     Route("DELETE", "/os-services/{service_id}", services.delete, _P + "os-services:delete", "2.53", success=204),
+    Route("GET", "/os-hosts", hosts.index, _P + "os-hosts:list", until="2.42", query=host_bodies.LIST),
+    Route("GET", "/os-hosts/{host}", hosts.show, _P + "os-hosts:show", until="2.42"),
+    Route("PUT", "/os-hosts/{host}", hosts.update, _P + "os-hosts:update", until="2.42", body=host_bodies.UPDATE),
+    Route("GET", "/os-hosts/{host}/reboot", hosts.refused_power, _P + "os-hosts:reboot", until="2.42"),
+    Route("GET", "/os-hosts/{host}/shutdown", hosts.refused_power, _P + "os-hosts:shutdown", until="2.42"),
+    Route("GET", "/os-hosts/{host}/startup", hosts.refused_power, _P + "os-hosts:start", until="2.42"),
     Route("GET", "/os-hypervisors", hypervisors.index, _P + "os-hypervisors:list", until="2.52",
           query=hypervisor_bodies.LIST),
     Route("GET", "/os-hypervisors", hypervisors.index_by_uuid, _P + "os-hypervisors:list", "2.53",

@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, states
-from common.models import Interface
+from common.models import Flavor, Interface
 from common.store.engine import for_update, insert_many, now
 from common.store.paging import Order, after, fetch
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
-from common.wire import to_wire
+from common.wire import from_wire, to_wire
 
 C = servers.c
 
@@ -307,6 +307,13 @@ def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, s
     for host, name, uuid in tx.execute(query.order_by(C.created_at, C.id)):
         found.setdefault(host, []).append({"name": name, "uuid": uuid})
     return found
+
+
+def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
+    """Of the servers on a host: project, flavor, how many; one query."""
+    query = sa.select(C.project_id, C.flavor, sa.func.count()).where(C.host == host, C.deleted == 0)
+    return [(project, from_wire(Flavor, flavor), number) for project, flavor, number in tx.execute(
+        query.group_by(C.project_id, C.flavor).order_by(C.project_id))]
 
 
 def idempotent(tx: Connection, project_id: str, keys: Sequence[str]) -> dict[str, Row[Any]]:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts as the API had them until 2.42: the services by their hosts, and what of a host is used by whom.
+
+Later versions say the same with services and hypervisors. What a hypervisor of QEMU cannot do (maintenance mode, power
+of the host) is answered as it was: not implemented.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from common import errors
+from common.models import Flavor
+from common.store import aggregates, hosts, servers, services
+from compute_api.request import Request
+from compute_api.resources.services import INTERNAL
+from compute_api.views.hypervisors import stock
+
+_PREFIX = "nova-"
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-hosts, of all zones or of one"""
+    def work(tx: Any) -> list[dict[str, str]]:
+        zones = aggregates.zones(tx, request.services.settings.default_zone)
+        return [{"host_name": row.host, "service": row.binary.removeprefix(_PREFIX),
+                 "zone": zones[row.host] if row.binary == services.COMPUTE else INTERNAL}
+                for row in services.list_all(tx)]
+    zone = request.first("zone")
+    return {"hosts": [one for one in request.read(work) if zone in (None, "", one["zone"])]}
+
+
+def show(request: Request, host: str) -> dict[str, Any]:
+    """GET /os-hosts/{host}: all of it, what is used of it, and by which projects"""
+    def work(tx: Any) -> tuple[dict[str, Any], list[tuple[str, Flavor, int]]]:
+        return _found(tx, host), servers.flavors_on(tx, host)
+    row, flavors = request.read(work)
+    used: dict[str, Counter[str]] = {"(used_max)": Counter()}
+    for project, flavor, number in flavors:
+        for name in ("(used_max)", project):
+            used.setdefault(name, Counter()).update({
+                "cpu": number * flavor.vcpus, "memory_mb": number * flavor.memory_mb,
+                "disk_gb": number * (flavor.root_gb + flavor.ephemeral_gb)})
+    amounts = {"(total)": _stock(row, lambda of: of["total"]),
+               "(used_now)": _stock(row, lambda of: of["used"] + of["reserved"]), **used}
+    return {"host": [{"resource": {"host": host, "project": name,
+                                   **{key: of[key] for key in ("cpu", "memory_mb", "disk_gb")}}}
+                     for name, of in amounts.items()]}
+
+
+def _found(tx: Any, host: str) -> dict[str, Any]:
+    row = next(iter(hosts.list_all(tx, host)), None)
+    if row is None:
+        raise errors.NotFound(f"Compute host {host[:80]} could not be found.")
+    return row
+
+
+def _stock(row: dict[str, Any], amount: Callable[[dict[str, int]], int]) -> Counter[str]:
+    found = {key: stock(row, name) for key, name in (
+        ("cpu", "VCPU"), ("memory_mb", "MEMORY_MB"), ("disk_gb", "DISK_GB"))}
+    return Counter({key: amount(of) for key, of in found.items()})
+
+
+def update(request: Request, host: str) -> dict[str, Any]:
+    """PUT /os-hosts/{host}: whether it takes new servers"""
+    if "maintenance_mode" in request.body:
+        request.read(_found, host)
+        raise errors.NotImplementedHere("Virt driver does not implement host maintenance mode.")
+    disabled = request.body["status"].lower() == "disable"
+
+    def work(tx: Any) -> None:
+        service = _found(tx, host)["service_uuid"]
+        services.set_state(tx, service, disabled=disabled, disabled_reason=None)
+    request.write(work)
+    request.services.bell.ring()
+    return {"host": host, "status": "disabled" if disabled else "enabled"}
+
+
+def refused_power(request: Request, host: str) -> None:
+    """GET /os-hosts/{host}/startup, shutdown and reboot"""
+    request.read(_found, host)
+    raise errors.NotImplementedHere("Virt driver does not implement host power management.")
