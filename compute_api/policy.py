@@ -48,6 +48,8 @@ RULES: dict[str, str] = {
     _API + "servers:index": READER,
     _API + "servers:detail": READER,
     _API + "servers:show": READER,
+    "compute:server:topology:index": READER,
+    "compute:server:topology:host:index": ADMIN,
     _API + "servers:index:get_all_tenants": ADMIN,
     _API + "servers:detail:get_all_tenants": ADMIN,
     _API + "servers:allow_all_filters": ADMIN,
