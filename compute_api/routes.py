@@ -8,7 +8,7 @@ route about a server with that server as target, else with the caller's own proj
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compute_api.microversions import Range
@@ -306,6 +306,11 @@ ROUTES: tuple[Route, ...] = (
           until=_PROXIED, success=202),
     Route("GET", "/os-floating-ip-pools", floating_ips.pools, _P + "os-floating-ip-pools", until=_PROXIED),
 )
+
+#: The name under which servers were once booted from volumes; it is theirs until 2.102.
+_VOLUMES_BOOT = "/os-volumes_boot"
+ROUTES += tuple(replace(route, path=route.path.replace("/servers", _VOLUMES_BOOT, 1), until="2.102") for route in ROUTES
+                if route.path in ("/servers", "/servers/detail", _SERVER, f"{_SERVER}/action"))
 
 #: Removed operations: path to methods; 410 at every microversion. Other methods of the path may have rows.
 GONE: dict[str, str] = {

@@ -298,3 +298,17 @@ def test_links_start_with_what_the_operator_says(make_cloud: Any) -> None:
 def test_nothing_of_a_list_is_of_another_project(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert names(cloud, "", token="stranger") == ["foreign"]
     assert names(cloud, f"?project_id={PROJECT}", mv="2.1", token="stranger") == ["foreign"]
+
+
+def test_servers_under_the_name_that_booted_from_volumes(cloud: Cloud) -> None:
+    made = cloud.call("POST", "/os-volumes_boot", {"server": {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}})
+    assert made.status_code == 202
+    server = made.json["server"]["id"]
+    cloud.rest(server)
+    for path in ("", "/detail"):
+        assert cloud.call("GET", f"/os-volumes_boot{path}").json == cloud.call("GET", f"/servers{path}").json
+    assert cloud.call("GET", f"/os-volumes_boot/{server}", mv="2.102").json["server"]["id"] == server
+    assert cloud.call("GET", f"/os-volumes_boot/{server}", mv="2.103").status_code == 404
+    assert cloud.call("GET", f"/os-volumes_boot/{server}/topology", mv="2.102").status_code == 404
+    assert cloud.call("POST", f"/os-volumes_boot/{server}/action", {"os-stop": None}).status_code == 202
+    assert cloud.call("DELETE", f"/os-volumes_boot/{server}").status_code == 204

@@ -62,6 +62,7 @@ def test_operations_without_a_rule_are_those_that_ask_for_one_themselves() -> No
     assert own == {"/servers/{server_id}/action", "/flavors", "/flavors/detail", "/flavors/{flavor_id}",
                    "/flavors/{flavor_id}/action", "/os-aggregates/{aggregate_id}/action",
                    "/os-keypairs", "/os-keypairs/{name}", "/os-quota-sets/{project_id}",
+                   "/os-simple-tenant-usage/{project_id}", "/os-volumes_boot/{server_id}/action",
                    "/os-quota-sets/{project_id}/detail", "/os-server-groups/{group_id}", "/os-baremetal-nodes",
                    "/os-baremetal-nodes/{id}", "/os-baremetal-nodes/{id}/action"}
 
