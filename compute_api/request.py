@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from common import errors
+from common.clock import SECOND, parse
 from common.context import RequestContext
 from common.store import actions
 from compute_api.dependencies import Services
@@ -94,6 +95,17 @@ class Request:
         """A parameter's value; of several the last, as the API has it."""
         values = self.query.get(name)
         return values[-1] if values else None
+
+    @property
+    def changed(self) -> tuple[int | None, int | None]:
+        """From when to when, in microseconds, something must have changed: changes-since and changes-before, as far as
+        the version has them. What is shown with the second that changes-before names is in it."""
+        known = self.route.query.at(self.version).document["properties"] if self.route.query else {}
+        since, before = (parse(text) if name in known and (text := self.first(name)) is not None else None
+                         for name in ("changes-since", "changes-before"))
+        if since is not None and before is not None and since > before:
+            raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
+        return since, None if before is None else before // SECOND * SECOND + SECOND - 1
 
     @property
     def limit(self) -> int:

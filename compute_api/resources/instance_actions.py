@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import clock, errors
+from common import errors
 from common.store import actions
 from compute_api.request import Request
 from compute_api.views import instance_actions as view
@@ -18,10 +18,7 @@ def index(request: Request, server: Any) -> dict[str, Any]:
 
 def page(request: Request, server: Any) -> dict[str, Any]:
     """GET …/os-instance-actions, in pages and by time (since 2.58)."""
-    since, before = (clock.parse(text) if (text := request.first(name)) else None
-                     for name in ("changes-since", "changes-before"))
-    if since is not None and before is not None and since > before:
-        raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
+    since, before = request.changed
     if request.limit == 0:
         return {"instanceActions": []}
     rows = request.read(actions.list_for, server.id, limit=request.limit, marker=request.first("marker"),

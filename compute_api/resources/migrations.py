@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from common import clock, errors, ids, states
+from common import errors, ids, states
 from common.models import Command
 from common.store import actions, at_once, flavors, hosts, migrations
 from compute_api.microversions import Range
@@ -34,7 +34,8 @@ def index(request: Request) -> dict[str, Any]:
     if wanted.get("project_id") != request.context.project_id:
         request.require(_API + "os-migrations:index:all_projects")
     if request.version in _PAGED:
-        wanted |= {"marker": request.first("marker"), **_times(request)}
+        since, before = request.changed
+        wanted |= {"marker": request.first("marker"), "changed_since": since, "changed_before": before}
     limit = request.limit if request.version in _PAGED else request.services.settings.max_limit
     if limit == 0:
         return {"migrations": []}
@@ -48,14 +49,6 @@ def index(request: Request) -> dict[str, Any]:
     if request.version not in _PAGED:
         return {"migrations": items}
     return request.page("migrations", "os-migrations", items, rows[-1].uuid if rows else None)
-
-
-def _times(request: Request) -> dict[str, int | None]:
-    since, before = (clock.parse(text) if (text := request.first(name)) else None
-                     for name in ("changes-since", "changes-before"))
-    if since is not None and before is not None and since > before:
-        raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
-    return {"changed_since": since, "changed_before": before}
 
 
 # --- of a server ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common import clock, errors, states
+from common import errors, states
 from common.store import actions, migrations, server_groups, servers
 from common.store.servers import Wanted
 from compute_api.microversions import Range
@@ -69,18 +69,16 @@ def _wanted(request: Request, operation: str) -> Wanted | None:
         if request.version in _STRICT_STATUS:
             raise errors.BadRequest("Invalid status value")
         return None
-    times = {name: _time(request, name) for name in ("changes-since", "changes-before")}
-    deleted = _deleted(request, all_filters, any(value is not None for value in times.values()))
+    since, before = request.changed
+    deleted = _deleted(request, all_filters, (since, before) != (None, None))
     if listed_states is not None and [vm for vm, _, _ in listed_states] == [states.DELETED]:
         if not all_filters:
             raise errors.Forbidden("Only administrators may list deleted instances")
         deleted = True
-    if (times["changes-since"] or 0) > (times["changes-before"] or 2 ** 62):
-        raise errors.BadRequest("The value of changes-since must be less than or equal to changes-before.")
     return Wanted(
         project_id=_project(request, operation, all_filters), deleted=deleted, filters=filters, states=listed_states,
         tags=_tags(request), soft_deleted=_soft_deleted(request, all_filters, deleted, listed_states),
-        changed_since=times["changes-since"], changed_before=times["changes-before"],
+        changed_since=since, changed_before=before,
         sort=_sort(request), marker=request.first("marker"), limit=request.limit)
 
 
@@ -131,13 +129,6 @@ def _shown_otherwise(vm_state: str) -> tuple[str, ...]:
     """The task_states in which a server of this vm_state shows another status."""
     words = {value for name, value in vars(states).items() if name.isupper() and isinstance(value, str)}
     return tuple(sorted(word for word in words if states.status(vm_state, word) != states.status(vm_state, None)))
-
-
-def _time(request: Request, name: str) -> int | None:
-    value = request.first(name)
-    if value is None or name == "changes-before" and request.version not in Range("2.66"):
-        return None
-    return clock.parse(value)
 
 
 def _deleted(request: Request, all_filters: bool, by_time: bool) -> bool | None:

@@ -233,6 +233,10 @@ def test_actions_in_pages_and_by_time(cloud: Cloud, server: str) -> None:
     base = f"/servers/{server}/os-instance-actions"
     assert len(cloud.call("GET", base + "?changes-since=2020-01-01", mv="2.66").json["instanceActions"]) == 3
     assert cloud.call("GET", base + "?changes-before=2020-01-01", mv="2.66").json["instanceActions"] == []
+    cloud.change(schema.actions, schema.actions.c.server_id == server, updated_at=1_700_000_000_900_000)
+    shown = cloud.call("GET", base, mv="2.66").json["instanceActions"][0]["updated_at"]
+    for query, found in ((f"changes-before={shown}", 3), ("changes-before=2023-11-14T22:13:19Z", 0)):
+        assert len(cloud.call("GET", f"{base}?{query}", mv="2.66").json["instanceActions"]) == found, query
     for query, mv in (("changes-before=2020-01-01", "2.65"), ("limit=x", "2.58"), ("marker=req-0", "2.58"),
                       ("colour=1", "2.58")):
         assert cloud.call("GET", f"{base}?{query}", mv=mv).status_code == 400, query

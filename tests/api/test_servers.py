@@ -224,6 +224,14 @@ def test_lists_that_are_refused(cloud: Cloud, query: str, token: str, mv: str, s
     names(cloud, query, mv, token, status)
 
 
+def test_what_changed_within_the_second_that_is_shown_is_found(cloud: Cloud) -> None:
+    server = cloud.create("late")
+    cloud.rest(server, updated_at=1_700_000_000_900_000)
+    shown = cloud.call("GET", f"/servers/{server}").json["server"]["updated"]
+    assert names(cloud, f"?changes-since={shown}&changes-before={shown}") == ["late"]
+    assert names(cloud, "?changes-before=2023-11-14T22:13:19Z") == []
+
+
 def test_lists_at_older_versions(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert names(cloud, "?status=NONSENSE", "2.37") == []
     assert len(names(cloud, "?tags=alpha", "2.25")) == 4, "not known yet, so ignored"
