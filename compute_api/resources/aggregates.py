@@ -30,6 +30,8 @@ def show(request: Request, aggregate_id: str) -> dict[str, Any]:
 
 def _number(text: str) -> int:
     number = ids.number(text)
+    if number is None and ids.number(text.removeprefix("-")) is not None:
+        raise errors.NotFound(f"Aggregate {text} could not be found.")
     if number is None:
         raise errors.BadRequest(f"Invalid aggregate id {text[:40]}: give its number.")
     return number

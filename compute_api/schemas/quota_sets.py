@@ -18,9 +18,9 @@ RESOURCES: dict[str, Range] = {
 #: Those of the network service, which nobody limits here.
 UNLIMITED = ("floating_ips", "fixed_ips", "security_groups", "security_group_rules")
 #: In quota class sets the groups came late.
+_GROUPS = ("server_groups", "server_group_members")
 CLASS_RESOURCES: dict[str, Range] = {
-    **RESOURCES, **{name: Range(until="2.49") for name in UNLIMITED}, "server_groups": Range("2.50"),
-    "server_group_members": Range("2.50")}
+    **RESOURCES, **dict.fromkeys(UNLIMITED, Range(until="2.49")), **dict.fromkeys(_GROUPS, Range("2.50"))}
 _LIMIT: Document = integer(-1)
 
 
@@ -43,6 +43,7 @@ def _edges(versions: Range) -> list[str]:
 
 
 UPDATE = _body("quota_set", RESOURCES, {"force": BOOLEAN})
-UPDATE_CLASS = _body("quota_class_set", CLASS_RESOURCES, {})
+#: They could be set before they were shown.
+UPDATE_CLASS = _body("quota_class_set", {**CLASS_RESOURCES, **dict.fromkeys(_GROUPS, Range())}, {})
 SHOW = Versioned(query({"user_id": repeated()}), ("2.75", strict))
 LIMITS = Versioned(query({"tenant_id": repeated()}), ("2.57", put("reserved", repeated())), ("2.75", strict))

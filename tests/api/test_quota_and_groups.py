@@ -68,6 +68,13 @@ def test_limits_come_from_user_project_class_and_configuration(cloud: Cloud) -> 
     assert cores() == 30, "only the class default has an effect"
 
 
+def test_a_class_limits_groups_before_it_shows_them(cloud: Cloud) -> None:
+    path, groups = "/os-quota-class-sets/default", {"server_groups": 3, "server_group_members": 4}
+    changed = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")
+    assert changed.status_code == 200 and not groups.keys() & changed.json["quota_class_set"].keys()
+    assert groups.items() <= cloud.call("GET", path, mv="2.50", token="admin").json["quota_class_set"].items()
+
+
 @pytest.mark.parametrize(("version", "count"), [(1, 14), (35, 14), (36, 10), (56, 10), (57, 7), (104, 7)])
 def test_the_resources_of_each_version(cloud: Cloud, version: int, count: int) -> None:
     quota = cloud.call("GET", f"/os-quota-sets/{PROJECT}", mv=f"2.{version}").json["quota_set"]
