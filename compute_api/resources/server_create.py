@@ -141,7 +141,8 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         # Not NULL when it may get ports: a delete that comes in the middle has to look for them.
         "interfaces": interfaces.interfaces if interfaces.args["networks"] else None,
         "trusted_image_certificates": body.get("trusted_image_certificates"),
-        "access_ip_v4": body.get("accessIPv4"), "access_ip_v6": body.get("accessIPv6"),
+        "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
+        "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
         "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
         "availability_zone": None, "pinned_availability_zone": where.zone}
     return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -78,6 +79,11 @@ def boot_image(body: Mapping[str, Any]) -> str:
     if not image_id:
         raise errors.BadRequest("Invalid imageRef provided.")
     return image_id
+
+
+def access_ip(text: str | None) -> str | None:
+    """An address as it is shown: of the ways to write one of IPv6 the short one (RFC 5952)."""
+    return None if text is None else str(ipaddress.ip_address(text))
 
 
 def disk_config(body: Mapping[str, Any]) -> str:

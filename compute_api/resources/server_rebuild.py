@@ -30,8 +30,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trusted_image_certificates": ("trusted_image_certificates", lambda value: value),
     "hostname": ("hostname", lambda value: value),
     "OS-DCF:diskConfig": ("disk_config", lambda value: value),
-    "accessIPv4": ("access_ip_v4", lambda value: value),
-    "accessIPv6": ("access_ip_v6", lambda value: value),
+    "accessIPv4": ("access_ip_v4", parts.access_ip),
+    "accessIPv6": ("access_ip_v6", parts.access_ip),
 }
 #: Columns that no action guards, whatever is being done to the server.
 _UNGUARDED = {"name", "meta", "description", "hostname", "disk_config", "access_ip_v4", "access_ip_v6"}

@@ -10,6 +10,7 @@ from common.store import actions, migrations, server_groups, servers
 from common.store.servers import Wanted
 from compute_api.microversions import Range
 from compute_api.request import Request
+from compute_api.resources import server_parts as parts
 from compute_api.validation import truth
 from compute_api.views import servers as view
 
@@ -207,6 +208,8 @@ def update(request: Request, server: Any) -> dict[str, Any]:
     values = {column: given[key] for key, column in _UPDATED.items() if key in given}
     if "name" in values:
         values["name"] = values["name"].strip()
+    values |= {column: parts.access_ip(values[column]) for column in ("access_ip_v4", "access_ip_v6")
+               if column in values}
     zone = given.get("pinned_availability_zone")
 
     def work(tx: Any) -> Any:

@@ -320,3 +320,16 @@ def test_servers_under_the_name_that_booted_from_volumes(cloud: Cloud) -> None:
     assert cloud.call("GET", f"/os-volumes_boot/{server}/topology", mv="2.102").status_code == 404
     assert cloud.call("POST", f"/os-volumes_boot/{server}/action", {"os-stop": None}).status_code == 202
     assert cloud.call("DELETE", f"/os-volumes_boot/{server}").status_code == 204
+
+
+def test_an_ipv6_address_is_shown_in_its_short_form(cloud: Cloud) -> None:
+    server = cloud.create(accessIPv6="80FE:0:0::0001")
+    cloud.rest(server)
+
+    def shown() -> str:
+        return str(cloud.call("GET", f"/servers/{server}").json["server"]["accessIPv6"])
+    assert shown() == "80fe::1"
+    cloud.call("PUT", f"/servers/{server}", {"server": {"accessIPv6": "2001:DB8:0:0:0:0:0:2"}})
+    assert shown() == "2001:db8::2"
+    rebuilt = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "accessIPv6": "0::3"}})
+    assert rebuilt.json["server"]["accessIPv6"] == "::3" == shown()
