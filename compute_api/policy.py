@@ -186,6 +186,8 @@ RULES: dict[str, str] = {
     _API + "os-quota-sets:defaults": ANYBODY,
     _API + "os-quota-sets:update": ADMIN,
     _API + "os-quota-sets:delete": ADMIN,
+    _API + "os-instance-usage-audit-log:list": ADMIN,
+    _API + "os-instance-usage-audit-log:show": ADMIN,
     _API + "os-simple-tenant-usage:list": ADMIN,
     _API + "os-simple-tenant-usage:show": READER,
     _API + "os-quota-class-sets:show": ADMIN,

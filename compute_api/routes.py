@@ -40,6 +40,7 @@ from compute_api.resources import (
     servers,
     services,
     usage,
+    usage_audit,
 )
 from compute_api.schemas import aggregates as aggregate_bodies
 from compute_api.schemas import common
@@ -213,6 +214,8 @@ ROUTES: tuple[Route, ...] = (
           query=quota_bodies.SHOW),
     Route("GET", "/os-simple-tenant-usage", usage.index, _P + "os-simple-tenant-usage:list", query=usage_bodies.LIST),
     Route("GET", "/os-simple-tenant-usage/{project_id}", usage.show, "", query=usage_bodies.SHOW),
+    Route("GET", "/os-instance_usage_audit_log", usage_audit.index, _P + "os-instance-usage-audit-log:list"),
+    Route("GET", "/os-instance_usage_audit_log/{before}", usage_audit.show, _P + "os-instance-usage-audit-log:show"),
     Route("GET", "/os-quota-class-sets/{name}", quota_sets.show_class, _P + "os-quota-class-sets:show"),
     Route("PUT", "/os-quota-class-sets/{name}", quota_sets.update_class, _P + "os-quota-class-sets:update",
           body=quota_bodies.UPDATE_CLASS),

@@ -123,3 +123,22 @@ def test_sums_read_no_servers(cloud: Cloud, fleet: dict[str, str]) -> None:
     usages(cloud)
     asked = [statement for statement in statements if "FROM servers" in statement]
     assert len(asked) == 1 and "sum(" in asked[0] and str(schema.servers.c.id) not in asked[0]
+
+
+@pytest.mark.parametrize(("before", "began", "ended"), [
+    ("2026-03-15 10:00:00", "2026-02-01", "2026-03-01"), ("2026-03-01 00:00:00", "2026-01-01", "2026-02-01"),
+    ("2026-03-01 00:00:00.5", "2026-02-01", "2026-03-01"), ("2026-01-02%2000%3A00%3A00", "2025-12-01", "2026-01-01")])
+def test_no_host_audits_its_usage(cloud: Cloud, before: str, began: str, ended: str) -> None:
+    shown = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin").json["instance_usage_audit_log"]
+    assert shown == {
+        "period_beginning": f"{began} 00:00:00", "period_ending": f"{ended} 00:00:00", "num_hosts": 1,
+        "num_hosts_done": 0, "num_hosts_running": 0, "num_hosts_not_run": 1, "hosts_not_run": ["host1"],
+        "total_instances": 0, "total_errors": 0, "overall_status": "0 of 1 hosts done. 0 errors.", "log": {}}
+
+
+def test_the_audits_of_the_last_month(cloud: Cloud) -> None:
+    path = "/os-instance_usage_audit_log"
+    last = cloud.call("GET", path, token="admin").json["instance_usage_audit_logs"]
+    assert last["period_beginning"] < last["period_ending"] and last["log"] == {}
+    assert cloud.call("GET", f"{path}/yesterday", token="admin").status_code == 400
+    assert cloud.call("GET", path).status_code == 403

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of usage audits, which hosts may write once for each month.
+
+Kilonova's hosts write none, because what was used is counted by the database (``resources.usage``). So this answers as
+a Nova does whose audits are off, which is its default: no host has run one.
+"""
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import unquote
+
+from common import errors
+from common.clock import SECOND
+from common.store import services
+from common.store.engine import moment
+from compute_api.request import Request
+
+_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
+
+
+def index(request: Request) -> dict[str, Any]:
+    """GET /os-instance_usage_audit_log: of the last month that is over"""
+    return {"instance_usage_audit_logs": _log(request, None)}
+
+
+def show(request: Request, before: str) -> dict[str, Any]:
+    """GET /os-instance_usage_audit_log/{moment}: of the last month that was over then"""
+    text = unquote(before)
+    for form in _FORMATS:
+        try:
+            return {"instance_usage_audit_log": _log(request, datetime.strptime(text, form))}
+        except ValueError:
+            continue
+    raise errors.BadRequest(f"Invalid timestamp for date {text[:80]}; write it like 2026-01-31 23:59:59.")
+
+
+def _log(request: Request, before: datetime | None) -> dict[str, Any]:
+    def work(tx: Any) -> tuple[list[str], int]:
+        return sorted(row.host for row in services.list_all(tx, binary=services.COMPUTE)), moment(tx)
+    hosts, now = request.read(work)
+    ended = _ended_month(before or datetime.fromtimestamp(now // SECOND, UTC).replace(tzinfo=None))
+    began = _first(ended - timedelta(days=1))
+    return {"period_beginning": str(began), "period_ending": str(ended), "num_hosts": len(hosts), "num_hosts_done": 0,
+            "num_hosts_running": 0, "num_hosts_not_run": len(hosts), "hosts_not_run": hosts, "total_instances": 0,
+            "total_errors": 0, "overall_status": f"0 of {len(hosts)} hosts done. 0 errors.", "log": {}}
+
+
+def _first(of: datetime) -> datetime:
+    return datetime(of.year, of.month, 1)
+
+
+def _ended_month(before: datetime) -> datetime:
+    """The end of the last month that was over before this moment."""
+    first = _first(before)
+    return first if first < before else _first(first - timedelta(days=1))
