@@ -7,34 +7,31 @@ its lease, or it is to sync (``conductor.reports``). A command that is not seen 
 its way.
 
 What hosts and records say is compared when a host syncs with all its domains. It is told to when its heartbeat says
-that they have changed, from time to time, and soon after the database was set back, by a fail-over or a restore.
+that they have changed, from time to time, and soon after the database was set back (``compare_all``).
 """
 from __future__ import annotations
 
-import logging
 import zlib
 
 from common.clock import Clock
 from common.models import Heartbeat
-from common.store import hosts, services
+from common.store import hosts
 from common.store.engine import Connection, Store
 
-log = logging.getLogger(__name__)
 LOOK = 1.0                   #: seconds for which a look is good; less than ``reports.GRACE``
 COMPARE = 1800.0             #: seconds after which a host is to tell all its domains although they have not changed
 SOON = 60.0                  #: the same where they may differ from the records
 
 
 class Heartbeats:
-    """What one conductor, called ``name``, remembers of all hosts. ``answer`` is called by one thread."""
+    """What one conductor remembers of all hosts. ``answer`` is called by one thread."""
 
-    def __init__(self, store: Store, clock: Clock, name: str) -> None:
-        self._store, self._clock, self._name = store, clock, name
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
         self.good_for = LOOK                #: seconds until the next look; a test shortens it
         self._looked_at = float("-inf")
         self._sessions: dict[str, int] = {}
         self._waited_for: set[str] = set()
-        self._own_seen_at: int | None = None
         #: Host -> what its heartbeat said of its domains, and until when it need not tell them.
         self._told: dict[str, tuple[str, float]] = {}
 
@@ -61,15 +58,15 @@ class Heartbeats:
             domains, until = self._told[host]
             self._told[host] = domains, min(until, self._clock.monotonic() + SOON)
 
+    def compare_all(self) -> None:
+        """The database was set back, by a fail-over or a restore: all hosts tell what they have within SOON."""
+        self._told = {}
+
     def _look(self, moment: float) -> None:
-        def read(tx: Connection) -> tuple[dict[str, int], set[str], int | None]:
-            return hosts.all_sessions(tx), hosts.waited_for(tx), services.seen_at(tx, self._name, services.CONDUCTOR)
-        self._sessions, self._waited_for, seen_at = self._store.read(read)
-        if self._own_seen_at is not None and (seen_at is None or seen_at < self._own_seen_at):
-            log.warning("the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
-                        "or a restore; all hosts tell what they have within %.0f s", SOON)
-            self._told = {}
-        self._own_seen_at, self._looked_at = seen_at, moment
+        def read(tx: Connection) -> tuple[dict[str, int], set[str]]:
+            return hosts.all_sessions(tx), hosts.waited_for(tx)
+        self._sessions, self._waited_for = self._store.read(read)
+        self._looked_at = moment
 
 
 def _spread(host: str) -> float:

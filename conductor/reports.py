@@ -225,8 +225,8 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
         runs += _go_on(tx, engine, servers, heads, struck) if goes_on else []
     _write_news(tx, servers, news)
     written = runner.flush(tx, [run for run in runs if run is not None])
-    if ahead:
-        fences.rise_above(tx, ahead)
+    if ahead and fences.rise_above(tx, ahead):
+        engine.heartbeats.compare_all()
     return written
 
 

@@ -143,7 +143,7 @@ class Engine:
     ring: Callable[[str], None] = no_ring
 
     def __post_init__(self) -> None:
-        self.heartbeats = Heartbeats(self.store, self.clock, self.owner.split("/")[0])
+        self.heartbeats = Heartbeats(self.store, self.clock)
 
 
 class StepFailed(Exception):

@@ -21,6 +21,7 @@ from common.models import Result
 from common.store import actions, migrations, services
 from common.store.engine import Connection, Row
 from conductor import ha, lanes, prefetch, reports, retries, runner
+from conductor.heartbeats import SOON
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
@@ -33,9 +34,11 @@ LEAST_DOUBT, MOST_DOUBT = 60.0, 3600.0
 
 @dataclass
 class Watch:
-    """What the sweep remembers from one round to the next."""
+    """What the sweep remembers from one round to the next. ``beaten_at``: no later than the last sign of life that it
+    wrote down, by the database's clock."""
 
     database_at: int | None = None
+    beaten_at: int = 0
     monotonic_at: float = 0.0
     listening_since: float | None = None
     doubtful: bool = False
@@ -55,13 +58,20 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
         watch.listening_since = moment
     patient = watch.listening_since is not None and moment - watch.listening_since > engine.host_silence
 
-    def work(tx: Connection) -> tuple[list[str], bool]:
+    def work(tx: Connection) -> tuple[int | None, list[str], bool]:
+        mine = engine.owner.split("/")[0]
+        before = services.seen_at(tx, mine, services.CONDUCTOR)
         if heard:
             services.beat(tx, heard, services.COMPUTE)
-        services.beat(tx, [engine.owner.split("/")[0]], services.CONDUCTOR)
-        return services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful)
+        services.beat(tx, [mine], services.CONDUCTOR)
+        return before, *(services.judge(tx, engine.host_silence) if patient else ([], watch.doubtful))
 
-    down, doubtful = engine.store.write(work)
+    before, down, doubtful = engine.store.write(work)
+    if (before or 0) < watch.beaten_at:
+        log.warning("the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
+                    "or a restore; all hosts tell what they have within %.0f s", SOON)
+        engine.heartbeats.compare_all()
+    watch.beaten_at = watch.database_at or 0
     if moment >= watch.doubted_until:
         begin_due(engine)
         if patient:

@@ -21,14 +21,17 @@ from common.store.schema import actions, guests, servers
 log = logging.getLogger(__name__)
 
 
-def rise_above(tx: Connection, known: Mapping[str, int]) -> None:
-    """``known``: server to the highest fence that some host knows. Whose own is not lower keeps it."""
+def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
+    """``known``: server to the highest fence that some host knows. Whose own is not lower keeps it. Returns whether the
+    database has lost commits."""
+    lost = False
     query = sa.select(servers.c.id, servers.c.fence, servers.c.action).where(servers.c.id.in_(sorted(known)))
     rows = {row.id: row for row in tx.execute(query)}
     for server, told in sorted(known.items()):
         row = rows.get(server)
         fence = row.fence if row is not None and row.fence >= told else told + 1
         if row is not None and row.fence < told:
+            lost = True
             log.warning("a host knows fence %d of server %s, the database had only %d: it has lost commits; it goes on "
                         "with %d", told, server, row.fence, fence)
             tx.execute(sa.update(servers).where(servers.c.id == server).values(fence=fence, updated_at=now()))
@@ -36,3 +39,4 @@ def rise_above(tx: Connection, known: Mapping[str, int]) -> None:
                 fence=fence, updated_at=now()))
         tx.execute(sa.update(guests).where(guests.c.server_id == server, guests.c.wanted == ABSENT,
                                            guests.c.fence <= told).values(fence=fence, sent_at=None))
+    return lost
