@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from common import states
 from common.models import Result
 from common.wire import from_wire, to_wire
 
@@ -73,6 +74,14 @@ class Journal:
                              "UPDATE SET fence = max(fence, excluded.fence), at = excluded.at",
                              (result.server, result.fence))
             self._db.execute("COMMIT")
+
+    def forget_running(self, server: str) -> None:
+        """This host has made a guest off: what was said of it while it ran is no answer any more, so that who asks
+        again is not told that it runs."""
+        with self._lock:
+            self._db.execute("DELETE FROM results WHERE json_extract(result, '$.server') = ? AND "
+                             "json_extract(result, '$.data.power_state') IN (?, ?)",
+                             (server, states.RUNNING, states.POWER_PAUSED))
 
     def fencings(self, boot: str) -> tuple[int, bool]:
         """How often this host has begun to make its guests off since that boot, and is it at it still?"""

@@ -175,6 +175,7 @@ class Agent:
         """The plug of this one was pulled, or that has to be tried again."""
         self._stopping.discard(server)
         if is_off:
+            self._journal.forget_running(server)
             self._must_be_off.discard(server)
 
     def has_lease(self) -> bool:

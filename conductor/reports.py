@@ -342,16 +342,20 @@ def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> Non
     actions.update_servers(tx, changes)
 
 
-def _stale_fences(tx: Connection, sync: Sync) -> dict[str, int]:
+def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
     """Fences of idle servers on this host that it does not know yet: until it does, its news cannot count, and it may
-    be at work for an action that was ended."""
-    told = {domain.server: domain.fence for domain in [*(sync.domains or ()), *sync.changed]}
+    be at work for an action that was ended. And the servers whose domain runs here although they are elsewhere."""
+    domains = [*(sync.domains or ()), *sync.changed]
+    told = {domain.server: domain.fence for domain in domains}
     if sync.ask and sync.working:
         told |= actions.ended_of(tx, (key.split("/")[0] for key in sync.working))
     if not told:
-        return {}
-    return {row.id: row.fence for row in actions.servers_of(tx, told).values()
-            if row.host == sync.host and row.action is None and told[row.id] < row.fence}
+        return {}, []
+    rows = actions.servers_of(tx, told)
+    running = {domain.server for domain in domains if domain.power_state in (states.RUNNING, states.POWER_PAUSED)}
+    return ({row.id: row.fence for row in rows.values()
+             if row.host == sync.host and row.action is None and told[row.id] < row.fence},
+            [row.id for row in rows.values() if row.host != sync.host and row.id in running])
 
 
 def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
@@ -361,12 +365,17 @@ def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: boo
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0), []
     hello = sync.session == 0
+    fences_here, elsewhere = _compared(tx, sync)
+    if elsewhere and not hello and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere)):
+        log.warning("host %s runs guests of servers that are elsewhere by what the database knows: it is to say hello, "
+                    "and to make them off: %s", sync.host, ", ".join(elsewhere))
+        return SyncAnswer(session=0), []
     known = {*sync.working, *(result.key for result in sync.results)}
     commands: list[Command] = []
     failed: resend.Failed = []
     if sends and (hello or sync.ask):
         commands, failed = resend.forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE)
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=(guests.fences_on(tx, sync.host) if hello else {}) | _stale_fences(tx, sync) or None,
+                      guests=(guests.fences_on(tx, sync.host) if hello else {}) | fences_here or None,
                       stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else []
                       ), failed

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common import states
 from common.models import Cell, Device, FittedCell, Fitting, HostInventory
 from common.store import allocations, doctor, guests, hosts, inventories, schema, server_groups, services
 from common.store.engine import Connection, Store, now
@@ -137,3 +138,16 @@ def test_a_capacity_that_was_cut_under_what_is_used_is_nobodys_claim(store: Stor
         INVENTORY.resource_class == "VCPU", INVENTORY.excess > 0)).one())
     assert (inventories.capacity(row), row.excess) == (1, 2)
     assert store.read(doctor.check) == []
+
+
+def test_a_guest_that_its_host_lacks_is_missed(store: Store) -> None:
+    """What a host does not answer is not judged; a server in ERROR may have no guest."""
+    there = {"h1": {"s0": states.RUNNING, "s1": states.SHUTDOWN}, "h2": {"s2": states.RUNNING, "s3": states.RUNNING}}
+    assert store.read(lambda tx: doctor.compare(there, tx)) == []
+    del there["h1"]["s0"], there["h2"]["s2"]
+    here = {"h1": there["h1"]}
+    missed = [doctor.Finding("guest-there", "s0", "host h1 has no domain of it")]
+    assert store.read(lambda tx: doctor.compare(here, tx)) == missed
+    for change in ({"action": "a"}, {"action": None, "vm_state": states.ERROR}):
+        store.write(changed(schema.servers, schema.servers.c.id == "s0", **change))
+        assert store.read(lambda tx: doctor.compare(here, tx)) == []

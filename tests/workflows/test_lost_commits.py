@@ -5,11 +5,15 @@ Everything goes on without anybody's hand, and a delete removes.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import sqlalchemy as sa
 
 from common import states
 from common.store import schema
+from common.store.doctor import Finding
+from tests.workflows.scenarios import bigger
 from tests.workflows.simulator import Cloud
 
 LOST = 4
@@ -93,3 +97,108 @@ def test_a_late_command_of_an_ended_action_raises_nothing(cloud: Cloud) -> None:
     cloud.do(late[0], [late[1]])
     cloud.settle()
     assert (cloud.show(server).fence, cloud.show(server).vm_state) == (fence, states.ACTIVE)
+
+
+
+def everything(cloud: Cloud) -> Callable[[], None]:
+    """What the database has now: called, it has that again."""
+    tables = schema.metadata.sorted_tables
+    kept = cloud.store.read(lambda tx: [[dict(row._mapping) for row in tx.execute(sa.select(one))] for one in tables])
+
+    def set_back(tx: sa.Connection) -> None:
+        for table in reversed(tables):
+            tx.execute(sa.delete(table))
+        for table, rows in zip(tables, kept, strict=True):
+            if rows:
+                tx.execute(sa.insert(table), rows)
+    return lambda: cloud.store.write(set_back)
+
+
+def running(cloud: Cloud, server: str) -> list[str]:
+    """Hosts where the server runs."""
+    return [host.name for host in cloud.hosts.values()
+            for state in host.driver.domains() if state.server == server and state.power_state == states.RUNNING]
+
+
+@pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
+def test_a_move_that_was_lost_doubles_nothing(cloud: Cloud, move: str) -> None:
+    """What runs where the server is not, by what the database has left, is off before anybody starts it; its disk
+    stays, and the doctor tells of it."""
+    cloud.round()
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    cloud.settle()
+    set_back = everything(cloud)
+    cloud.move(server, move, bigger(cloud, server) if move == "resize" else None)
+    cloud.settle()
+    assert running(cloud, server) == ["h2"]
+    set_back()
+    for _ in range(65):
+        cloud.round()
+    assert running(cloud, server) == []
+    assert "h2" in cloud.domains(server)
+    assert Finding("domain-known", server, "host h2 has a domain without a record") in cloud.findings()
+
+
+def test_a_server_whose_move_was_lost_goes_on(cloud: Cloud) -> None:
+    cloud.round()
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    cloud.settle()
+    set_back = everything(cloud)
+    cloud.move(server, "resize", bigger(cloud, server))
+    cloud.settle()
+    set_back()
+    for _ in range(65):
+        cloud.round()
+    assert cloud.show(server).vm_state == states.STOPPED
+    cloud.watcher = lambda: None                        # a guest that nobody knows is a finding
+    cloud.ask(server, "os-start")
+    cloud.settle()
+    assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
+
+
+def test_a_guest_of_a_server_that_was_lost_is_kept_and_told_of(cloud: Cloud) -> None:
+    cloud.round()
+    set_back = everything(cloud)
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    cloud.settle()
+    set_back()
+    cloud.hosts["h1"].restart()
+    for _ in range(65):
+        cloud.round()
+    assert running(cloud, server) == ["h1"]
+    assert cloud.findings() == [Finding("domain-known", server, "host h1 has a domain without a record")]
+
+
+def test_a_server_whose_delete_was_lost_is_told_of_and_can_be_deleted(cloud: Cloud) -> None:
+    """Its guest is gone for good."""
+    cloud.round()
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    cloud.settle()
+    set_back = everything(cloud)
+    cloud.ask(server, "delete")
+    cloud.settle()
+    set_back()
+    for _ in range(65):
+        cloud.round()
+    assert cloud.findings() == [Finding("guest-there", server, "host h1 has no domain of it")]
+    cloud.ask(server, "delete")
+    cloud.settle(limit=20)
+    assert (cloud.show(server).deleted, cloud.findings()) == (1, [])
+
+
+def test_a_create_whose_place_was_lost_is_placed_again_and_runs(cloud: Cloud) -> None:
+    """Its host hears meanwhile that the server is not there, and makes its guest off."""
+    cloud.round()
+    server = cloud.create(host="h1", forced=True, networks=[])[0]
+    set_back = everything(cloud)
+    cloud.settle()
+    set_back()
+    cloud.hosts["h1"].restart()
+    cloud.sync(cloud.hosts["h1"])
+    cloud.hosts["h1"].work()
+    assert running(cloud, server) == []
+    cloud.settle()
+    for _ in range(65):
+        cloud.round()
+    assert (cloud.show(server).vm_state, running(cloud, server)) == (states.ACTIVE, ["h1"])
+    assert cloud.findings() == []

@@ -86,6 +86,8 @@ def test_a_server_that_waits_to_be_confirmed_is_deleted_everywhere(cloud: Cloud)
 
 @pytest.mark.parametrize(("key", "verb"), ENDINGS)
 def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: str) -> None:
+    """A guest that was on its way, or had arrived, when its live migration was ended is where its server is not, and
+    goes: the doctor misses it."""
     cloud = either
     if key == "evacuate" and shares(cloud):
         verb = "install"
@@ -103,7 +105,8 @@ def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: 
         cloud.hosts["h1"].power_on()
         cloud.settle()
     cloud.clean_up()
-    assert cloud.findings() == []
+    has_left = key == "os-migrateLive" and verb in ("live_migrate", "arrived")
+    assert [(one.invariant, one.subject) for one in cloud.findings()] == [("guest-there", server)] * has_left
     if (key, verb) != ("os-migrateLive", "arrived") and key != "evacuate":
         assert cloud.hosts[found.host].driver.storage[server].disk == CANARY
 

@@ -3,8 +3,9 @@
 
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
 something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
-guests have them, which nothing else would tell; and work that only an operator can bring on. What is merely old
-(debts, actions, pending cleanups) is in ``ages``.
+guests have them, which nothing else would tell; work that only an operator can bring on; and guests that are missing
+or not known, since a database was set back or an admin ended a live migration. What is merely old (debts, actions,
+pending cleanups) is in ``ages``.
 Run it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where nothing moves.
 Hosts and network service are asked at another moment: callers repeat a finding of ``compare`` before they believe it.
 """
@@ -28,6 +29,9 @@ from common.store.guests import ABSENT, ARRIVING, HERE, KEPT
 from common.store.migrations import OPEN
 from common.store.schema import actions, guests, migrations, servers
 from common.store.stuck import overdue
+
+#: States of servers that have a guest where they are; one in ERROR may have none.
+_WITH_DOMAIN = (states.ACTIVE, states.STOPPED, states.PAUSED, states.SUSPENDED, states.RESCUED, states.RESIZED)
 
 __all__ = ["Finding", "ages", "check", "compare", "compare_ports", "wanderers"]
 
@@ -132,7 +136,8 @@ def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:
     """What hosts really run (host -> server -> power state) against the records.
 
-    Finds a server that runs on two hosts, and a domain that no record knows of.
+    Finds a server that runs on two hosts, a domain that no record knows of, and an idle server without a domain where
+    it is: nothing can start it there.
     """
     records = {(row.server_id, row.host) for row in tx.execute(sa.select(guests.c.server_id, guests.c.host))}
     places: dict[str, list[str]] = defaultdict(list)
@@ -143,6 +148,11 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
                 places[server].append(host)
             if (server, host) not in records:
                 findings.append(Finding("domain-known", server, f"host {host} has a domain without a record"))
+    query = sa.select(servers.c.id, servers.c.host).where(
+        servers.c.deleted == 0, servers.c.action.is_(None), servers.c.host.in_(sorted(domains)),
+        servers.c.vm_state.in_(_WITH_DOMAIN))
+    findings += [Finding("guest-there", row.id, f"host {row.host} has no domain of it") for row in tx.execute(query)
+                 if row.id not in domains[row.host]]
     findings += [Finding("two-domains", server, f"runs on {', '.join(sorted(found))}")
                  for server, found in places.items() if len(found) > 1]
     return sorted(findings)

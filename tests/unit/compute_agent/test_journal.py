@@ -36,6 +36,18 @@ def test_the_highest_fence_is_kept() -> None:
     assert journal.fences() == {"s": 7, "other": 1}
 
 
+def test_a_guest_that_was_made_off_is_not_said_to_run() -> None:
+    """Its host did that. What else was said of it, or of others, is said again."""
+    journal = Journal(":memory:")
+    others = (result("b/build/1", server="other"), Result("a/stop/1", "s", 4, "done", {"power_state": 4}),
+              Result("a/snapshot/1", "s", 4, "done", {"size": 1}))
+    for one in (result(), *others):
+        journal.end(one)
+    journal.forget_running("s")
+    assert journal.find("a/build/1") is None
+    assert tuple(journal.find(one.key) for one in others) == others
+
+
 def test_begun_is_not_ended() -> None:
     journal = Journal(":memory:")
     assert not journal.has_begun("a/nmi/1")
