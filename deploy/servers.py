@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from deploy.broker import Broker
 from deploy.progress import Failure, run, wait
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
-STOP = {"postgresql": signal.SIGINT}      # on SIGTERM it would wait for its clients
+STAND_BY = "postgresql-stand-by"
+STOP = dict.fromkeys(("postgresql", STAND_BY), signal.SIGINT)      # on SIGTERM it would wait for its clients
 KINDS = ("rabbitmq", "postgresql", "mariadb")
 #: Below the ports of outgoing connections, and so far apart that no two clouds have the same part of the underlay.
 STEP, EVERYWHERE = 16, ""
@@ -148,11 +150,19 @@ class Servers:
         data = folder / "data"
         _as("postgres", [str(POSTGRESQL / "initdb"), "--pgdata", str(data), "--username", "kilonova", "--pwfile",
                          str(secret), "--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8", "--locale", "C"])
-        settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
-                    "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        self._start("postgresql", [str(POSTGRESQL / "postgres"), "-D", str(data), *options], "postgres", port)
+        self._start("postgresql", _postgres(folder, port), "postgres", port)
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
+
+    def stand_by(self, way: str) -> str:
+        """Start a copy of a PostgreSQL that follows it, some moments behind; returns its URL. ``way``: the URL at which
+        it finds the other one."""
+        folder, port, primary = self._own(STAND_BY, "postgres"), free_ports(1), urlsplit(way)
+        secret = _secret(folder / "passwords", f"*:*:*:*:{primary.password}\n", "postgres")
+        source = f"host={primary.hostname} port={primary.port} user={primary.username} passfile={secret}"
+        _as("postgres", [str(POSTGRESQL / "pg_basebackup"), "--pgdata", str(folder / "data"), "--write-recovery-conf",
+                         "--no-sync", "--checkpoint", "fast", "--dbname", source])
+        self._start(STAND_BY, _postgres(folder, port), "postgres", port)
+        return way.replace(f"@{primary.hostname}:{primary.port}/", f"@127.0.0.1:{port}/")
 
     def _mariadb(self) -> str:
         folder, port, password = self._own("mariadb", "mysql"), free_ports(1), secrets.token_hex(16)
@@ -199,6 +209,13 @@ class Servers:
                 raise Failure(f"{name} ended with {process.returncode}:\n{tail}", "Its log is above.")
             return answers(port)
         wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
+
+
+def _postgres(folder: Path, port: int) -> list[str]:
+    settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
+                "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    return [str(POSTGRESQL / "postgres"), "-D", str(folder / "data"), *options]
 
 
 def _secret(path: Path, text: str, user: str) -> Path:

@@ -43,8 +43,8 @@ def unanswered(store: Store, *, committed: bool = True, after: int = 0) -> Itera
 
 class Wire:
     """A way to a server on this machine. ``freeze``: nothing comes through any more, and nobody is told; ``cut``:
-    all connections are ended. ``cut_at``: words of a client after whose answer its connection is cut, once. ``asked``:
-    what clients have sent so far, in pieces."""
+    all connections are ended; ``lead_to``: new ones are to another server. ``cut_at``: words of a client after whose
+    answer its connection is cut, once. ``asked``: what clients have sent so far, in pieces."""
 
     def __init__(self, url: str) -> None:
         self._to = sa.make_url(url)
@@ -66,6 +66,9 @@ class Wire:
         while self._sockets:
             _shut(self._sockets.pop())
 
+    def lead_to(self, url: str) -> None:
+        self._to = sa.make_url(url)
+
     def close(self) -> None:
         self._door.close()
         self.thaw()
@@ -77,7 +80,11 @@ class Wire:
                 client, _ = self._door.accept()
             except OSError:
                 return
-            server = socket.create_connection((str(self._to.host), int(self._to.port or 0)))
+            try:
+                server = socket.create_connection((str(self._to.host), int(self._to.port or 0)))
+            except OSError:
+                client.close()      # nobody listens there just now
+                continue
             last = threading.Event()
             for one, other, asks in ((client, server, True), (server, client, False)):
                 self._sockets.add(one)
