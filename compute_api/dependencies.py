@@ -35,9 +35,19 @@ class Agents(Protocol):
 
 
 class Images(Protocol):
-    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there for them."""
+    """Looks images up; ``show``, with the caller's token, raises BadRequest for what is not there for them. The others
+    take and tell records as the service has them; NotFound, Forbidden and BadRequest are its refusals."""
 
     def show(self, image_id: str, token: str) -> Image: ...
+
+    def record(self, image_id: str, token: str) -> dict[str, Any]: ...
+
+    def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]: ...
+
+    def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
+        """Set these properties; None takes one out."""
+
+    def delete(self, image_id: str, token: str) -> None: ...
 
     def url(self, image_id: str) -> str:
         """Where the image is."""

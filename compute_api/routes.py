@@ -23,6 +23,7 @@ from compute_api.resources import (
     floating_ips,
     hosts,
     hypervisors,
+    images,
     instance_actions,
     interfaces,
     keypairs,
@@ -49,6 +50,7 @@ from compute_api.schemas import external_events as event_bodies
 from compute_api.schemas import flavors as flavor_bodies
 from compute_api.schemas import hosts as host_bodies
 from compute_api.schemas import hypervisors as hypervisor_bodies
+from compute_api.schemas import images as image_bodies
 from compute_api.schemas import instance_actions as instance_action_bodies
 from compute_api.schemas import interfaces as interface_bodies
 from compute_api.schemas import keypairs as keypair_bodies
@@ -307,6 +309,16 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/os-floating-ips/{floating_ip_id}", floating_ips.show, _P + "os-floating-ips:show", until=_PROXIED),
     Route("DELETE", "/os-floating-ips/{floating_ip_id}", floating_ips.delete, _P + "os-floating-ips:delete",
           until=_PROXIED, success=202),
+    Route("GET", "/images", images.index, "", until=_PROXIED, query=image_bodies.LIST),
+    Route("GET", "/images/detail", images.detail, "", until=_PROXIED, query=image_bodies.LIST),
+    Route("GET", "/images/{image_id}", images.show, "", until=_PROXIED),
+    Route("DELETE", "/images/{image_id}", images.delete, "", until=_PROXIED, success=204),
+    Route("GET", "/images/{image_id}/metadata", images.metadata, "", until="2.38"),
+    Route("POST", "/images/{image_id}/metadata", images.add, "", until="2.38", body=image_bodies.ALL),
+    Route("PUT", "/images/{image_id}/metadata", images.replace, "", until="2.38", body=image_bodies.ALL),
+    Route("GET", "/images/{image_id}/metadata/{key}", images.item, "", until="2.38"),
+    Route("PUT", "/images/{image_id}/metadata/{key}", images.put, "", until="2.38", body=image_bodies.ITEM),
+    Route("DELETE", "/images/{image_id}/metadata/{key}", images.remove, "", until="2.38", success=204),
     Route("GET", "/os-floating-ip-pools", floating_ips.pools, _P + "os-floating-ip-pools", until=_PROXIED),
 )
 

@@ -9,13 +9,14 @@ answer is Unavailable, never a missing image; what it refuses for good is anothe
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from common import errors
 from common.clients.http import Http, kind_of
@@ -107,6 +108,42 @@ class Client:
             raise errors.NotFound(f"Image {image_id} could not be found.")
         _check_seen(answer, image_id)
         return image_of(answer.json())
+
+    def record(self, image_id: str, token: str) -> dict[str, Any]:
+        """All that the service says of an image.
+
+        Raises:
+            NotFound: there is none. Forbidden: the token's user may not see it. Unavailable: no answer.
+        """
+        answer = self._get(f"/v2/images/{quote(image_id, safe='')}", token)
+        if answer.status_code in (400, 404):
+            raise errors.NotFound(f"Image {image_id[:80]} could not be found.")
+        _check_seen(answer, image_id)
+        return dict(answer.json())
+
+    def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
+        """The records of one page of images, by the service's own parameters.
+
+        Raises:
+            BadRequest: it does not accept them. Unavailable: no answer.
+        """
+        answer = self._get(f"/v2/images?{urlencode(query)}", token)
+        _check(answer)
+        return list(answer.json()["images"])
+
+    def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
+        """Set these properties of an image; None takes one out.
+
+        Raises:
+            NotFound: the image is gone. Forbidden, BadRequest, TooLarge: the service refuses. Unavailable: no answer.
+        """
+        def step(key: str, value: str | None) -> dict[str, str]:
+            path = "/" + key.replace("~", "~0").replace("/", "~1")
+            return {"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value}
+        if properties:
+            patch = json.dumps([step(key, value) for key, value in properties.items()])
+            _check(self._send("PATCH", f"/v2/images/{image_id}", token, data=patch,
+                              headers={"Content-Type": "application/openstack-images-v2.1-json-patch"}))
 
     def download(self, image_id: str, token: str) -> Iterator[bytes]:
         """The image's bytes, in pieces of at most 1 MiB; not checked here.

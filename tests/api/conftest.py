@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Images:
 
     def __init__(self) -> None:
         self.down = False
+        self.records: dict[str, dict[str, Any]] = {}
+        self.asked: list[dict[str, str]] = []
         self.images = {IMAGE: Image(ImageRef(IMAGE, "qcow2", 1024 ** 2, properties={"architecture": "x86_64"}))}
 
     def show(self, image_id: str, token: str) -> Image:
@@ -84,6 +86,24 @@ class Images:
 
     def url(self, image_id: str) -> str:
         return f"http://images/v2/images/{image_id}"
+
+    def record(self, image_id: str, token: str) -> dict[str, Any]:
+        if image_id not in self.records:
+            raise errors.NotFound(f"Image {image_id} could not be found.")
+        if token == "stranger":
+            raise errors.Forbidden("The image service does not let this user read it.")
+        return self.records[image_id]
+
+    def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
+        self.asked.append(dict(query))
+        return list(self.records.values())[:int(query["limit"])]
+
+    def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
+        record = {**self.records[image_id], **properties}
+        self.records[image_id] = {key: value for key, value in record.items() if value is not None}
+
+    def delete(self, image_id: str, token: str) -> None:
+        del self.records[image_id]
 
 
 #: token -> user, project, roles
