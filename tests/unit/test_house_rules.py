@@ -158,6 +158,16 @@ def test_commands_begin_where_nothing_is_installed(command: str) -> None:
     assert begun.returncode == 0, begun.stderr
 
 
+def test_commands_and_services_do_without_alembic() -> None:
+    """It is slow to import, and only for those who upgrade."""
+    code = ("import importlib, sys; from deploy.cli.main import COMMANDS\n"
+            "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
+            "import compute_api.service, conductor.service, scheduler.service; print('alembic' in sys.modules)")
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+                          timeout=60)
+    assert said.stdout.strip() == "False"
+
+
 @OURS
 def test_threads_and_sleeps_are_in_the_service_of_a_process(path: Path) -> None:
     name = name_of(path)

@@ -2,35 +2,30 @@
 """Upgrades of the database: numbered files, applied in order by alembic.
 
 ``upgrade`` is what ``kilonova database upgrade`` calls; a command that finds a database of another version says so and
-ends (``check``), a service says so and waits (``common.store.version``).
+ends (``check``), a service says so and waits (``common.store.version``). Must stay true: alembic, which is slow to
+import, is imported only to upgrade.
 """
 from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+import sqlalchemy as sa
 
 from common import errors
-from common.store.engine import Store
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    return config
+from common.store.engine import Connection, Store
+from common.store.version import needed
 
 
 def upgrade(store: Store, to: str = "head") -> tuple[str | None, str]:
     """Bring the database to the newest version, or to an older one that a test begins with; returns (version before,
     newest version). Repeatable."""
-    before = version(store)
-    config = _config()
+    from alembic import command
+    from alembic.config import Config
+    before, options = version(store), Config()
+    options.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     with store.begin() as tx:
-        config.attributes["connection"] = tx
-        command.upgrade(config, to)
+        options.attributes["connection"] = tx
+        command.upgrade(options, to)
     return before, newest()
 
 
@@ -38,7 +33,13 @@ def version(store: Store) -> str | None:
     """The version that the database has; None before the first upgrade, which is what makes SQLite's file."""
     if store.dialect_name == "sqlite" and _is_absent(store.url.database):
         return None
-    found: str | None = store.read(lambda tx: MigrationContext.configure(tx).get_current_revision())
+    return store.read(_version)
+
+
+def _version(tx: Connection) -> str | None:
+    if not sa.inspect(tx).has_table("alembic_version"):
+        return None
+    found: str | None = tx.scalar(sa.text("SELECT version_num FROM alembic_version"))
     return found
 
 
@@ -49,9 +50,7 @@ def _is_absent(file: str | None) -> bool:
 
 def newest() -> str:
     """The version that this code needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None
-    return head
+    return needed()
 
 
 def check(store: Store) -> None:
