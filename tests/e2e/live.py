@@ -30,6 +30,7 @@ from deploy.packages import ROOT
 from deploy.seed import READY, Seed
 from deploy.standalone.network.host.names import Names
 from tests import evidence, failures
+from tests.e2e import preloaded
 from tests.waiting import await_true
 
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
@@ -185,9 +186,13 @@ class Live:
 
     def type(self, *commands: str, cloud: str = "kilonova") -> tuple[str, str]:
         """What one ``openstack`` said to these commands, and its complaints; its status tells nothing here."""
-        done = self.run(PROGRAMS / "openstack", text="\n".join(commands) + "\n", OS_CLOUD=cloud,
-                        OS_CLIENT_CONFIG_FILE=str(self.cloud.clouds_yaml), PYTHONWARNINGS="ignore")
+        done = preloaded.run(PROGRAMS / "openstack", text="\n".join(commands) + "\n", seconds=300,
+                             environment=self.environment | self._as(cloud))
         return done.stdout, done.stderr
+
+    def _as(self, cloud: str) -> dict[str, str]:
+        """What ``openstack`` needs in its environment."""
+        return {"OS_CLOUD": cloud, "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml), "PYTHONWARNINGS": "ignore"}
 
     @contextmanager
     def typist(self, folder: Path, cloud: str = "kilonova") -> Iterator[Callable[[str], None]]:
@@ -197,8 +202,7 @@ class Live:
         with said.open("w") as out, complaints.open("w") as err:
             client = subprocess.Popen(
                 [str(PROGRAMS / "openstack")], stdin=subprocess.PIPE, stdout=out, stderr=err, text=True, cwd=ROOT,
-                env=self.environment | {"OS_CLOUD": cloud, "PYTHONWARNINGS": "ignore",
-                                        "OS_CLIENT_CONFIG_FILE": str(self.cloud.clouds_yaml)})
+                env=self.environment | self._as(cloud))
             assert client.stdin is not None
             try:
                 yield partial(print, file=client.stdin, flush=True)
@@ -208,6 +212,11 @@ class Live:
                 client.kill()
                 client.wait()
         assert complaints.read_text() == "", complaints.read_text()
+
+    def kilonova(self, *words: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """``kilonova`` with these words, as the cloud's operator runs it."""
+        return preloaded.run(PROGRAMS / "kilonova", *words, text="", seconds=seconds,
+                             environment=self.environment | {"KILONOVA_CONF": str(self.cloud.config())})
 
     def virsh(self, *arguments: str, host: int = 1) -> str:
         """Ask a host's own libvirtd."""
@@ -243,7 +252,7 @@ class Live:
 
     def doctor(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """``kilonova doctor``, with hosts."""
-        return self.run(PROGRAMS / "kilonova", "doctor", seconds=seconds, KILONOVA_CONF=str(self.cloud.config()))
+        return self.kilonova("doctor", seconds=seconds)
 
     def judge(self) -> None:
         """All is well by ``kilonova doctor``, and every host was asked."""

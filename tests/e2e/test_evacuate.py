@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
-from tests.e2e.live import BOOT, PROGRAMS, SETTLE
+from tests.e2e.live import BOOT, SETTLE
 from tests.e2e.test_moves import admin, ask, moved
 from tests.waiting import await_true
 
@@ -40,7 +40,7 @@ def test_evacuate_after_a_power_cut_and_the_hosts_return(lab: LiveLab) -> None:
         guest.rest.await_status(guest.server, "ACTIVE")
         guest.await_ssh()
         assert guest.account().canary != before.canary, "made of its image again"
-        said = lab.run(PROGRAMS / "kilonova", "host", "debts", KILONOVA_CONF=str(lab.cloud.config()))
+        said = lab.kilonova("host", "debts")
         assert guest.server in said.stdout and HOST in said.stdout, said
         lab.strike("start", HOST)
         lab.await_host(HOST)
@@ -99,16 +99,14 @@ def test_drain_of_a_host_with_five_guests(lab: LiveLab) -> None:
         before = [guest.account() for guest in guests]
         ask(guests[4].rest, guests[4], "os-stop")
         guests[4].rest.await_status(guests[4].server, "SHUTOFF")
-        kilonova = (PROGRAMS / "kilonova", "host")
-        conf = {"KILONOVA_CONF": str(lab.cloud.config())}
-        plan = lab.run(*kilonova, "drain", HOST, "--dry-run", **conf)
+        plan = lab.kilonova("host", "drain", HOST, "--dry-run")
         assert plan.returncode == 0 and all(guest.server in plan.stdout for guest in guests), plan
-        done = lab.run(*kilonova, "drain", HOST, "--parallel", "2", seconds=600, **conf)
+        done = lab.kilonova("host", "drain", HOST, "--parallel", "2", seconds=600)
         assert done.returncode == 0, done
         assert lab.service(HOST).status == "disabled"
         for guest, account in zip(guests[:4], before, strict=False):
             assert lab.place(guest.server) != HOST and guest.account().run == account.run
         assert lab.place(guests[4].server) != HOST and guests[4].rest.server(guests[4].server)["status"] == "SHUTOFF"
         assert [guest.server for guest in guests if HOST in lab.where(guest.server)] == []
-        restored = lab.run(*kilonova, "restore", HOST, **conf)
+        restored = lab.kilonova("host", "restore", HOST)
         assert restored.returncode == 0 and lab.service(HOST).status == "enabled", restored

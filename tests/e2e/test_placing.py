@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import without_guests
-from tests.e2e.live import PROGRAMS, SETTLE, Live, Rest
+from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
@@ -99,7 +99,7 @@ def places(found: list[dict[str, Any]]) -> Counter[str]:
 
 def explain(live: Live, *words: str) -> tuple[int, str, str]:
     """Status, answer and complaints of ``kilonova explain``."""
-    done = live.run(PROGRAMS / "kilonova", "explain", *words, KILONOVA_CONF=str(live.cloud.config()))
+    done = live.kilonova("explain", *words)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -136,7 +136,7 @@ def test_a_closed_host_gets_no_new_server_and_what_it_has_stays(wide: Live, demo
         found = settled(wide, *(tenant.create() for _ in range(2 * len(HOSTS))))
         assert closed not in places(found) and sum(places(found).values()) == len(found)
         assert {one["status"] for one in settled(wide, before["id"])} == {"ACTIVE"}
-        told = wide.run(PROGRAMS / "kilonova", "hosts", KILONOVA_CONF=str(wide.cloud.config())).stdout.splitlines()
+        told = wide.kilonova("hosts").stdout.splitlines()
         [line] = [line for line in told if line.startswith(closed)]
         assert "up, disabled" in line and line.endswith("its fan is loud")
         assert told[-1] == "20 hosts, 19 of them take new servers"
