@@ -7,15 +7,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+RAREST = 0.5        # seconds between two questions, at most
 
 
 def await_true(question: Callable[[], T], seconds: float = 10, story: Callable[[], object] | str = "what was asked",
-               pause: float = 0.02) -> T:
-    """Ask until the answer is true and return it; fail with the story."""
-    deadline = time.monotonic() + seconds
+               pause: float = 0.02, late: float = 0.0) -> T:
+    """Ask until the answer is true and return it; fail with the story.
+
+    ``late``: a part of the time so far that may pass before it is asked again, where asking is dear and what is awaited
+    stays as it is.
+    """
+    began = time.monotonic()
     while not (answer := question()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {story if isinstance(story, str) else story()}"
-        time.sleep(pause)       # who is asked about cannot tell
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds:g} s: {story if isinstance(story, str) else story()}"
+        time.sleep(max(pause, min(late * waited, RAREST)))       # who is asked about cannot tell
     return answer
 
 

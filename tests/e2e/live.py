@@ -36,6 +36,8 @@ from tests.waiting import await_true
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
 #: What guests that are emulated on a busy machine may take, seconds.
 BOOT, SETTLE = 120, 120
+#: ``late`` of tests.waiting: each answer of the API costs processor time that what is awaited needs.
+LATE = 0.2
 #: What ``kilonova doctor`` may take to explain a failure, seconds.
 DIAGNOSIS = 30
 #: How an answer ends whose API process was killed: before it, or in the middle of it.
@@ -128,17 +130,18 @@ class Rest:
             found = self.server(server)
             assert found and (found["status"] != "ERROR" or wanted == "ERROR"), found
             return found if (found["status"], found["OS-EXT-STS:task_state"]) == (wanted, None) else None
-        found: dict[str, Any] = await_true(reached, seconds, lambda: f"not {wanted}: {self.server(server)}")
+        found: dict[str, Any] = await_true(reached, seconds, lambda: f"not {wanted}: {self.server(server)}", late=LATE)
         return found
 
     def await_gone(self, server: str, seconds: float = SETTLE) -> None:
         """Until the server is no more."""
-        await_true(lambda: not self.server(server), seconds, lambda: f"still there: {self.server(server)}")
+        await_true(lambda: not self.server(server), seconds, lambda: f"still there: {self.server(server)}", late=LATE)
 
     def await_ready(self, server: str, times: int = 1) -> str:
         """Until the guest has said so often that it is ready; returns its console."""
         await_true(lambda: self.console(server).count(READY) >= times, BOOT,
-                   lambda: f"the guest of {server} is not ready: {self.server(server)}\n{self.console(server)[-2000:]}")
+                   lambda: f"the guest of {server} is not ready: {self.server(server)}\n{self.console(server)[-2000:]}",
+                   late=LATE)
         return self.console(server)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from deploy.servers import Servers
-from tests.e2e.live import CUT_OFF, Live, Rest
+from tests.e2e.live import CUT_OFF, LATE, Live, Rest
 from tests.waiting import await_true
 
 STOP, START = ("SHUTOFF", {"os-stop": None}), ("ACTIVE", {"os-start": None})
@@ -50,7 +50,8 @@ class Client:
             rest.await_status(server, "ACTIVE", PATIENCE)
             self.made[server] = asked_at, time.monotonic()
             for wanted, action in (STOP, START):
-                await_true(partial(_is_so, rest, server, wanted, action), PATIENCE, partial(rest.server, server))
+                await_true(partial(_is_so, rest, server, wanted, action), PATIENCE, partial(rest.server, server),
+                           late=LATE)
             rest.insist("DELETE", f"/servers/{server}", fine=(204, 404), seconds=PATIENCE)
             rest.await_gone(server, PATIENCE)
 

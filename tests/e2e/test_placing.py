@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import without_guests
-from tests.e2e.live import SETTLE, Live, Rest
+from tests.e2e.live import LATE, SETTLE, Live, Rest
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
@@ -41,7 +41,8 @@ def demo(wide: Live) -> Iterator[Rest]:
     left = admin.call("GET", "/servers?all_tenants=1").body["servers"]
     for server in left:
         admin.insist("DELETE", f"/servers/{server['id']}", fine=(204, 404))
-    await_true(lambda: not admin.call("GET", "/servers?all_tenants=1").body["servers"], SETTLE, lambda: "servers left")
+    await_true(lambda: not admin.call("GET", "/servers?all_tenants=1").body["servers"], SETTLE, "servers are left",
+               late=LATE)
     wide.judge()
 
 
@@ -78,7 +79,7 @@ def settled(live: Live, *servers: str) -> list[dict[str, Any]]:
         found = look()
         return [] if any(one["OS-EXT-STS:task_state"] or one["status"] == "BUILD" for one in found) else found
     return list(await_true(resting, SETTLE, lambda: Counter(
-        (one["status"], one["OS-EXT-STS:task_state"]) for one in look())))
+        (one["status"], one["OS-EXT-STS:task_state"]) for one in look()), late=LATE))
 
 
 def storm(live: Live, hints: dict[str, Any]) -> list[dict[str, Any]]:
