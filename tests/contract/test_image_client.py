@@ -85,6 +85,24 @@ def test_backups_are_found_newest_first(client: Client, token: str) -> None:
     assert client.find(filters, token) == []
 
 
+def test_properties_are_set_and_taken_out(client: Client, token: str) -> None:
+    made = record(old="1", **{"a/b~c": "2"})
+    client.create(made, token)
+    client.change(made["id"], {"old": None, "a/b~c": "3", "new": "4"}, token)
+    client.change(made["id"], {}, token)
+    found = client.record(made["id"], token)
+    assert "old" not in found and (found["a/b~c"], found["new"], found["min_disk"]) == ("3", "4", 1)
+    assert [one["id"] for one in client.page({"new": "4", "limit": "1"}, token)] == [made["id"]]
+    client.delete(made["id"], token)
+    for gone in (made["id"], "none", "../images"):
+        with pytest.raises(errors.NotFound):
+            client.record(gone, token)
+    with pytest.raises(errors.NotFound):
+        client.change(made["id"], {"new": "5"}, token)
+    with pytest.raises(errors.BadRequest):
+        client.page({"limit": "x"}, token)
+
+
 def test_what_it_refuses(client: Client, token: str) -> None:
     with pytest.raises(errors.BadRequest):
         client.create(record(disk_format="papyrus"), token)
