@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -72,9 +73,9 @@ class Columns:
         self.own = {name: np.zeros(0, np.int64) for name in
                     ("generations", "changed_at", "failed_at", "traits", "cells", "gear")}
         self.facts: Shared[Mapping[str, Any]] = Shared(_facts, {})
-        self.traits: Shared[frozenset[str]] = Shared(lambda text: frozenset(text.split(",")), frozenset())
-        self.cells: Shared[Sequence[Cell]] = Shared(lambda text: _records(Cell, text), ())
-        self.gear: Shared[Sequence[Device]] = Shared(lambda text: _records(Device, text), ())
+        self.traits: Shared[frozenset[str]] = Shared(_names, frozenset())
+        self.cells: Shared[Sequence[Cell]] = Shared(partial(_records, Cell), ())
+        self.gear: Shared[Sequence[Device]] = Shared(partial(_records, Device), ())
         self.held: dict[str, list[Fitting]] = {}
         self.images: dict[int, dict[str, int]] = {}     # provider -> image -> servers
         self.images_moved = True                        # since fill_images
@@ -267,6 +268,10 @@ class Columns:
 def _facts(key: tuple[str, int, str | None, str | None]) -> Mapping[str, Any]:
     kind, version, cpu_info, facts = key
     return {**_mapping(facts), "hypervisor_type": kind, "hypervisor_version": version, "cpu_info": _mapping(cpu_info)}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
 
 
 def _mapping(text: str | None) -> dict[str, Any]:

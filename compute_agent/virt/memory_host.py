@@ -43,8 +43,9 @@ class MemoryHost:
     three sizes; ``size`` may be replaced at any time, as a host that is changed. ``storage``: the id of what its disks
     are on; hosts of this process with the same one share it, and without one a host has its own."""
 
-    #: The hosts of this process that a running guest can go to, and what they have their disks on.
-    reachable: ClassVar[WeakValueDictionary[str, MemoryHost]] = WeakValueDictionary()
+    #: The hosts that a running guest can go to: all of this process, unless a simulator gives a host others.
+    reachable: MutableMapping[str, MemoryHost] = WeakValueDictionary()
+    #: What the hosts of this process have their disks on.
     storages: ClassVar[WeakValueDictionary[str, Storage]] = WeakValueDictionary()
 
     def __init__(self, host: str = "memory", *, vcpus: int = 64, memory_mb: int = 262144, disk_gb: int = 4096,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from common import states
 from common.models import Flavor
 from common.store import doctor
 from common.wire import from_wire
+from tests.workflows.frozen import Frozen, is_new
 from tests.workflows.simulator import FLAVOR, Cloud, Crash
 
 
@@ -253,18 +255,22 @@ class Trial:
             assert getattr(server, name) == getattr(self.was, name), name
 
 
+def look(cloud: Cloud) -> None:
+    """The records keep what they must, and no server runs on two hosts."""
+    found = cloud.store.read(doctor.check)
+    assert found == [], found
+    runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.guests.items()
+                   if guest.power_state != states.SHUTDOWN)
+    assert set(runs.values()) <= {1}, f"two domains: {runs}"
+
+
 def watch(cloud: Cloud) -> None:
-    """After each round the records keep what they must, and no server runs on two hosts."""
-    def look() -> None:
-        found = cloud.store.read(doctor.check)
-        assert found == [], found
-        runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.guests.items()
-                       if guest.power_state != states.SHUTDOWN)
-        assert set(runs.values()) <= {1}, f"two domains: {runs}"
-    cloud.watcher = look
+    """Look after each round."""
+    cloud.watcher = partial(look, cloud)
 
 
-def trial_of(cloud: Cloud, workflow: str) -> Trial:
+def prepare(cloud: Cloud, workflow: str) -> Trial:
+    """The cloud is brought to where the workflow begins."""
     scenario = SCENARIOS[workflow]
     if scenario.storage or scenario.alone:
         cloud.equip(1 if scenario.alone else len(cloud.hosts), scenario.storage)
@@ -287,3 +293,16 @@ def trial_of(cloud: Cloud, workflow: str) -> Trial:
         trial.was = cloud.show(trial.server)
     cloud.sent.clear()
     return trial
+
+
+def trial_of(cloud: Cloud, workflow: str) -> Trial:
+    """The cloud, which must be new, just before the workflow is asked for. That is prepared once in a process: who asks
+    for it again gets a copy."""
+    assert is_new(cloud), "a trial begins with a cloud that nobody has used or changed"
+    if workflow not in _PREPARED:
+        _PREPARED[workflow] = Frozen(cloud, prepare(cloud, workflow))
+    trial: Trial = _PREPARED[workflow].pour(cloud)
+    return trial
+
+
+_PREPARED: dict[str, Frozen] = {}

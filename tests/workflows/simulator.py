@@ -7,7 +7,7 @@ of ``settle`` is what the threads of the services would do.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -31,6 +31,7 @@ from compute_agent.sync import Agent, Work
 from compute_agent.verbs import PeerOpener, no_peer
 from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
 from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory_host import MemoryHost
 from conductor import cleanups, lanes, reports, runner
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
@@ -89,12 +90,15 @@ class OtherHost:
 class Host:
     """One agent and its hypervisor; ``restart`` is kill -9 and start again."""
 
-    def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "") -> None:
+    def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "",
+                 reachable: MutableMapping[str, MemoryHost] | None = None) -> None:
         self.name, self.time, self.images, self.peer, self.is_on = name, time, images, peer, True
         self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage)
         self.driver.size = replace(self.driver.size, pcpus=4, cells=[
             Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)],
             facts={**self.driver.size.facts, "transfer": name})
+        self.driver.reachable = {} if reachable is None else reachable
+        self.driver.reachable[self.driver.uri] = self.driver
         self.journal = Journal(":memory:")
         self.verbs = verbs.VERBS
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
@@ -132,13 +136,21 @@ class Host:
 
 
 @cache
-def _choosing() -> Options:
+def choosing() -> Options:
     """How the scheduler chooses by default; the process's own configuration may know other libraries' options that have
     no default."""
     conf = cfg.ConfigOpts()
     config.register(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     return options(conf)
+
+
+def nothing_is_lost(kind: str) -> bool:
+    return False
+
+
+def nobody_looks() -> None:
+    pass
 
 
 class Cloud:
@@ -149,20 +161,21 @@ class Cloud:
         self.images, self.networks = Images(), Networks()
         self.cut: set[str] = set()
         self.equip(hosts, storage)
-        self.scheduler = Proposals(Hosts(store, time), _choosing())
-        self.lose: Callable[[str], bool] = lambda kind: False
+        self.scheduler = Proposals(Hosts(store, time), choosing())
+        self.lose: Callable[[str], bool] = nothing_is_lost
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
                                         "vault": Vault("key"), "shelved_offload_time": -1}
-        self.watcher: Callable[[], None] = lambda: None        # after each round
+        self.watcher: Callable[[], None] = nobody_looks        # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
         failures.register(self)
 
     def equip(self, hosts: int, storage: str = "") -> None:
         """So many hosts, before the first round; ``storage``: what they share."""
-        self.hosts = {name: Host(name, self.time, self.images, partial(self.peer, name), storage)
+        reachable: dict[str, MemoryHost] = {}       # by a guest that runs; hosts of another cloud are not
+        self.hosts = {name: Host(name, self.time, self.images, partial(self.peer, name), storage, reachable)
                       for name in (f"h{n}" for n in range(1, hosts + 1))}
 
     def conductor(self, owner: str) -> Engine:

@@ -86,8 +86,8 @@ def test_a_backup_that_counts_one_removes_the_one_before(cloud: Cloud) -> None:
 
 
 def test_the_new_backup_stays_when_the_image_service_tells_no_order(cloud: Cloud) -> None:
-    cloud.images.same_age = True
     trial = trial_of(cloud, "backup")
+    cloud.images.same_age = True
     for number in range(2):
         cloud.ask(trial.server, "createBackup", args={
             **ARGS["createBackup"], "image_id": f"{number:08d}-0000-4000-8000-000000000000", "rotation": 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,7 +55,8 @@ def neighbour(cloud: Cloud, name: str) -> Neighbour:
     return found
 
 
-def calls_of(workflow: str, fails: str = "") -> list[Call]:
+@cache
+def calls_of(workflow: str, fails: str = "") -> tuple[Call, ...]:
     """The calls of an undisturbed run; of one whose host fails, those that were made afterwards."""
     with trial(workflow, fails) as made:
         cloud = made.cloud
@@ -68,8 +70,8 @@ def calls_of(workflow: str, fails: str = "") -> list[Call]:
             host.fault_point = failed
         made.begin()
         cloud.settle()
-        found = [(name, number - before[name]) for name in NEIGHBOURS
-                 for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1)]
+        found = tuple((name, number - before[name]) for name in NEIGHBOURS
+                      for number in range(reached[name] + 1, neighbour(cloud, name).calls + 1))
     assert found, "it makes no call"
     return found
 

@@ -12,9 +12,8 @@ from common.store import actions, doctor, schema, stuck
 from compute_agent.verbs import VERBS
 from compute_agent.virt.memory import Fail
 from conductor import lanes, retries, runner
-from conductor.workflows import WORKFLOWS
 from tests.workflows.poison import change, poison
-from tests.workflows.scenarios import ask, trial_of
+from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
 
 
@@ -268,42 +267,4 @@ def test_a_host_that_knows_a_later_fence_is_asked_again_under_a_later_one(cloud:
     cloud.settle()
     shown = cloud.show(server)
     assert (shown.vm_state, shown.action, shown.fence > 9) == (states.STOPPED, None, True)
-    assert cloud.findings() == []
-
-
-# --- servers that move ---
-MOVING = [(name, step.name, part) for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
-          for step in WORKFLOWS[name].steps for part in ("done", "apply", "outside") if getattr(step, part)]
-
-
-@pytest.mark.slice("moves")
-@pytest.mark.parametrize("way", ["retry", "settle"])
-@pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
-def test_a_move_that_is_stuck_anywhere_has_ways_out(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
-                                                    step: str, part: str, way: str) -> None:
-    trial = trial_of(cloud, workflow)
-    cloud.watcher = lambda: None                        # what is stuck is a finding
-    with monkeypatch.context() as patch:
-        poison(patch, workflow, step, part, [trial.server])
-        trial.begin()
-        for _ in range(30):
-            cloud.round()
-            if not cloud.show(trial.server).action:
-                return                                  # this scenario has no such step
-            if last(cloud, trial.server).state == actions.STUCK:
-                break
-            cloud.time.pass_by(10)
-    row = last(cloud, trial.server)
-    if way == "retry":
-        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
-        cloud.time.pass_by(5)
-        cloud.settle()
-        trial.has_ended()
-        return
-    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
-    cloud.settle()
-    assert (cloud.show(trial.server).vm_state, cloud.store.read(doctor.check)) == (states.ERROR, [])
-    cloud.ask(trial.server, "delete")
-    cloud.settle()
-    assert cloud.show(trial.server).vm_state == states.DELETED
     assert cloud.findings() == []

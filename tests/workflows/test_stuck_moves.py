@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that move and whose action is stuck, at each of its steps: both ways out leave a cloud in order."""
+from __future__ import annotations
+
+import pytest
+
+from common import states
+from common.store import actions, doctor, stuck
+from conductor.workflows import WORKFLOWS
+from tests.workflows.moves import last
+from tests.workflows.poison import poison
+from tests.workflows.scenarios import trial_of
+from tests.workflows.simulator import Cloud
+
+MOVING = [(name, step.name, part) for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
+          for step in WORKFLOWS[name].steps for part in ("done", "apply", "outside") if getattr(step, part)]
+
+
+@pytest.mark.slice("moves")
+@pytest.mark.parametrize("way", ["retry", "settle"])
+@pytest.mark.parametrize(("workflow", "step", "part"), MOVING)
+def test_a_move_that_is_stuck_anywhere_has_ways_out(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, workflow: str,
+                                                    step: str, part: str, way: str) -> None:
+    trial = trial_of(cloud, workflow)
+    cloud.watcher = lambda: None                        # what is stuck is a finding
+    with monkeypatch.context() as patch:
+        poison(patch, workflow, step, part, [trial.server])
+        trial.begin()
+        for _ in range(30):
+            cloud.round()
+            if not cloud.show(trial.server).action:
+                return                                  # this scenario has no such step
+            if last(cloud, trial.server).state == actions.STUCK:
+                break
+            cloud.time.pass_by(10)
+    row = last(cloud, trial.server)
+    if way == "retry":
+        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+        cloud.time.pass_by(5)
+        cloud.settle()
+        trial.has_ended()
+        return
+    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+    cloud.settle()
+    assert (cloud.show(trial.server).vm_state, cloud.store.read(doctor.check)) == (states.ERROR, [])
+    cloud.ask(trial.server, "delete")
+    cloud.settle()
+    assert cloud.show(trial.server).vm_state == states.DELETED
+    assert cloud.findings() == []
