@@ -120,7 +120,7 @@ def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *
     ``workflows`` maps each name to the highest version understood: newer ones are left alone. Those that stand at one
     of the steps ``only``, or at any but the steps ``but``. ``owner`` of a row is who held it before and did not let go.
     """
-    rows = list(tx.execute(_due(tuple(workflows.items()), tuple(only), tuple(but)).limit(limit)))
+    rows = list(tx.execute(_due(tuple(workflows.items()), limit, tuple(only), tuple(but))))
     if rows:
         tx.execute(sa.update(actions).where(actions.c.id.in_([row.id for row in rows])).values(
             owner=owner, lease_until=now() + lease))
@@ -128,7 +128,8 @@ def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *
 
 
 @cache
-def _due(workflows: tuple[tuple[str, int], ...], only: tuple[str, ...], but: tuple[str, ...]) -> sa.Select[Any]:
+def _due(workflows: tuple[tuple[str, int], ...], limit: int, only: tuple[str, ...], but: tuple[str, ...]
+         ) -> sa.Select[Any]:
     """What ``take`` asks for: made once for each lane, since it is asked all the time."""
     names: dict[int, list[str]] = defaultdict(list)     # by version: few conditions
     for name, version in workflows:
@@ -138,7 +139,7 @@ def _due(workflows: tuple[tuple[str, int], ...], only: tuple[str, ...], but: tup
     free = sa.or_(actions.c.lease_until.is_(None), actions.c.lease_until < now())
     lane = actions.c.step.in_(only) if only else sa.or_(actions.c.step.is_(None), actions.c.step.not_in(but))
     query = sa.select(actions).where(actions.c.due_at <= now(), actions.c.state == "due", free, known, lane)
-    return query.order_by(actions.c.due_at).with_for_update(skip_locked=True)
+    return query.order_by(actions.c.due_at).limit(limit).with_for_update(skip_locked=True)
 
 
 def let_go(tx: Connection, owner: str, action_ids: Iterable[str]) -> None:
@@ -158,16 +159,19 @@ def wake(tx: Connection, server_ids: Iterable[str], step: str) -> None:
                                         actions.c.step == step).values(due_at=now()))
 
 
-def _with_fitting() -> sa.Select[Any]:
-    """Servers with ``fitting``: what the guest on its host holds of it (models.Fitting), mostly NULL."""
-    held = sa.select(guests.c.fitting).where(guests.c.server_id == servers.c.id, guests.c.host == servers.c.host)
-    return sa.select(servers, held.scalar_subquery().label("fitting"))
+# What is asked in every burst is made once: to make such a statement takes SQLAlchemy five times as long as to send it.
+_IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+_FITTING = sa.select(guests.c.fitting).where(guests.c.server_id == servers.c.id, guests.c.host == servers.c.host)
+#: Servers with ``fitting``: what the guest on its host holds of it (models.Fitting), mostly NULL.
+_SERVERS = sa.select(servers, _FITTING.scalar_subquery().label("fitting")).where(servers.c.id.in_(_IDS))
+_SERVERS_LOCKED = for_update(_SERVERS.order_by(servers.c.id))
+_ACTIONS_LOCKED = for_update(sa.select(actions, now().label("locked_at")).where(actions.c.id.in_(_IDS)).order_by(
+    actions.c.id))
 
 
 def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Lock servers in the order of their ids; the fence that each has now is the one that counts."""
-    query = _with_fitting().where(servers.c.id.in_(sorted(set(server_ids)))).order_by(servers.c.id)
-    return {row.id: row for row in tx.execute(for_update(query))}
+    return {row.id: row for row in tx.execute(_SERVERS_LOCKED, {"ids": sorted(set(server_ids))})}
 
 
 def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
@@ -180,15 +184,12 @@ def unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
 
 def servers_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Servers by id, without locks."""
-    query = _with_fitting().where(servers.c.id.in_(sorted(set(server_ids))))
-    return {row.id: row for row in tx.execute(query)}
+    return {row.id: row for row in tx.execute(_SERVERS, {"ids": sorted(set(server_ids))})}
 
 
 def lock(tx: Connection, action_ids: Iterable[str]) -> dict[str, Row[Any]]:
     """Lock actions, whose servers are locked already; ``locked_at`` is the time, for what is written of them."""
-    query = sa.select(actions, now().label("locked_at")).where(
-        actions.c.id.in_(sorted(set(action_ids)))).order_by(actions.c.id)
-    return {row.id: row for row in tx.execute(for_update(query))}
+    return {row.id: row for row in tx.execute(_ACTIONS_LOCKED, {"ids": sorted(set(action_ids))})}
 
 
 def update(tx: Connection, changes: dict[str, Values]) -> None:
@@ -212,24 +213,35 @@ def outstanding(tx: Connection, host: str, older_than: int, limit: int, known: C
                 ) -> list[Row[Any]]:
     """Actions whose command is at this host and was sent more than ``older_than`` µs ago, but for those ``known``. One
     that somebody works on just now is left out too."""
-    query = sa.select(actions).where(actions.c.host == host, actions.c.state == "waiting",
-                                     actions.c.sent_at <= now() - older_than)
+    query = _OUTSTANDING
     if known:
         query = query.where(sa.tuple_(actions.c.id, actions.c.phase, actions.c.step, actions.c.attempt).not_in(
             sorted(known)))
-    return list(tx.execute(query.order_by(actions.c.sent_at).limit(limit).with_for_update(skip_locked=True)))
+    return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
+
+
+_OUTSTANDING = sa.select(actions).where(
+    actions.c.host == sa.bindparam("at"), actions.c.state == "waiting",
+    actions.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger)).order_by(actions.c.sent_at).limit(
+        sa.bindparam("most", type_=sa.Integer)).with_for_update(skip_locked=True)
 
 
 def waiting_in_vain(tx: Connection, abandoned: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:
     """Actions whose command is at a host that was forced down or fenced (``dead``); and those at one of the steps
     ``abandoned`` (workflow, step), at a host that is down."""
+    return list(tx.execute(_in_vain(tuple(abandoned)), {"most": limit}))
+
+
+@cache
+def _in_vain(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     both = sa.and_(services.c.host == actions.c.host, services.c.binary == "nova-compute")
     beats = sa.and_(heartbeats.c.host == actions.c.host, heartbeats.c.binary == "nova-compute")
     forward = sa.and_(actions.c.phase == "do", sa.tuple_(actions.c.workflow, actions.c.step).in_(abandoned))
     query = sa.select(actions, services.c.forced_down.label("dead")).select_from(
         actions.join(services, both).join(heartbeats, beats))
-    return list(tx.execute(query.where(actions.c.state == "waiting", sa.or_(
-        services.c.forced_down.is_(True), sa.and_(heartbeats.c.up.is_(False), forward))).limit(limit)))
+    return query.where(actions.c.state == "waiting", sa.or_(
+        services.c.forced_down.is_(True), sa.and_(heartbeats.c.up.is_(False), forward))).limit(
+            sa.bindparam("most", type_=sa.Integer))
 
 
 def resting(tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int) -> list[Row[Any]]:

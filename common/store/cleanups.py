@@ -34,10 +34,14 @@ def add(tx: Connection, rows: Sequence[dict[str, Any]]) -> None:
                 ignore=True)
 
 
+_DUE = sa.select(cleanups).where(
+    cleanups.c.due_at <= now(), cleanups.c.kind.in_(sa.bindparam("kinds", expanding=True))).order_by(
+        cleanups.c.due_at).limit(sa.bindparam("most", type_=sa.Integer)).with_for_update(skip_locked=True)
+
+
 def take(tx: Connection, kinds: Collection[str], limit: int) -> list[Row[Any]]:
     """The cleanups of these kinds that are due, oldest first; nobody else gets them for a while."""
-    due = sa.select(cleanups).where(cleanups.c.due_at <= now(), cleanups.c.kind.in_(sorted(kinds)))
-    rows = list(tx.execute(due.order_by(cleanups.c.due_at).limit(limit).with_for_update(skip_locked=True)))
+    rows = list(tx.execute(_DUE, {"kinds": sorted(kinds), "most": limit}))
     if rows:
         tx.execute(sa.update(cleanups).where(cleanups.c.id.in_([row.id for row in rows])).values(due_at=now() + LEASE))
     return rows
@@ -79,7 +83,10 @@ def forget(tx: Connection, kind: str, target: str, place: str = "") -> None:
 
 def list_all(tx: Connection) -> list[Row[Any]]:
     """All of them, oldest first."""
-    return list(tx.execute(sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)))
+    return list(tx.execute(_ALL))
+
+
+_ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 
 
 def hasten(tx: Connection, cleanup_id: int) -> bool:

@@ -227,7 +227,10 @@ class Store:
 
 def moment(tx: Connection) -> int:
     """The database's clock, within a transaction."""
-    return int(tx.scalar(sa.select(now())) or 0)
+    return int(tx.scalar(_MOMENT) or 0)
+
+
+_MOMENT = sa.select(now())
 
 
 def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:

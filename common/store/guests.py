@@ -88,11 +88,16 @@ def debts(tx: Connection, host: str, older_than: int, limit: int, known: Collect
           ) -> list[Row[Any]]:
     """Debts of a host that were not sent within the last ``older_than`` µs, but for those ``known``: (server, fence).
     One that somebody works on just now is left out too."""
-    late = sa.or_(guests.c.sent_at.is_(None), guests.c.sent_at <= now() - older_than)
-    query = sa.select(guests).where(guests.c.host == host, guests.c.wanted == ABSENT, late)
+    query = _DEBTS
     if known:
         query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
-    return list(tx.execute(query.order_by(guests.c.changed_at).limit(limit).with_for_update(skip_locked=True)))
+    return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
+
+
+_DEBTS = sa.select(guests).where(
+    guests.c.host == sa.bindparam("at"), guests.c.wanted == ABSENT,
+    sa.or_(guests.c.sent_at.is_(None), guests.c.sent_at <= now() - sa.bindparam("older_than", type_=sa.BigInteger))
+    ).order_by(guests.c.changed_at).limit(sa.bindparam("most", type_=sa.Integer)).with_for_update(skip_locked=True)
 
 
 def debts_of(tx: Connection, server_ids: Iterable[str]) -> list[Row[Any]]:

@@ -104,21 +104,27 @@ def _facts(inventory: HostInventory) -> dict[str, Any]:
             "devices": to_wire(inventory.devices), "facts": inventory.facts}
 
 
+# Asked all the time, so made once.
+_SESSIONS = sa.select(hosts.c.name, hosts.c.session)
+_SESSIONS_OF = _SESSIONS.where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
+_WAITED_FOR = sa.union(
+    sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None)),
+    sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT))
+
+
 def sessions(tx: Connection, names: Iterable[str]) -> dict[str, int]:
     """The session in force of each of these hosts."""
-    return {row.name: row.session for row in tx.execute(
-        sa.select(hosts.c.name, hosts.c.session).where(hosts.c.name.in_(sorted(set(names)))))}
+    return {row.name: row.session for row in tx.execute(_SESSIONS_OF, {"names": sorted(set(names))})}
 
 
 def all_sessions(tx: Connection) -> dict[str, int]:
     """The session in force of every host."""
-    return {row.name: row.session for row in tx.execute(sa.select(hosts.c.name, hosts.c.session))}
+    return {row.name: row.session for row in tx.execute(_SESSIONS)}
 
 
 def waited_for(tx: Connection) -> set[str]:
     """Hosts for which something waits: a command in hand or lost, a debt."""
-    commands = sa.select(actions.c.host).where(actions.c.state == "waiting", actions.c.host.is_not(None))
-    return set(tx.scalars(sa.union(commands, sa.select(guests.c.host).where(guests.c.wanted == debts.ABSENT))))
+    return set(tx.scalars(_WAITED_FOR))
 
 
 def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, dict[str, Any]]:

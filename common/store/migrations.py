@@ -8,6 +8,7 @@ by the sweep too; ``update`` by the conductor's runner. The rest reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -167,8 +168,12 @@ def wish(tx: Connection, uuid: str, what: str, statuses: Iterable[str]) -> bool:
 
 def wishes_on(tx: Connection, host: str) -> list[Row[Any]]:
     """What is wished of live migrations that leave this host: wish, action_id."""
-    return list(tx.execute(sa.select(migrations.c.action_id, migrations.c.wish).where(
-        migrations.c.status.in_(IN_PROGRESS), migrations.c.source_host == host, migrations.c.wish.is_not(None))))
+    return list(tx.execute(_WISHES, {"source": host}))
+
+
+_WISHES = sa.select(migrations.c.action_id, migrations.c.wish).where(
+    migrations.c.status.in_(IN_PROGRESS), migrations.c.source_host == sa.bindparam("source"),
+    migrations.c.wish.is_not(None))
 
 
 def completed(tx: Connection, server_ids: Iterable[str]) -> None:
@@ -184,13 +189,17 @@ def completed(tx: Connection, server_ids: Iterable[str]) -> None:
 def reading_from_the_dead(tx: Connection, steps: Sequence[tuple[str, str]], limit: int) -> list[Row[Any]]:
     """Actions whose command is at one of these steps (workflow, step), which need what a source has that was forced
     down: the action's columns and ``source``."""
+    return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
+
+
+@cache
+def _reading(steps: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
     at = sa.tuple_(actions_table.c.workflow, actions_table.c.step).in_(steps)
     query = sa.select(actions_table, migrations.c.source_host.label("source")).select_from(
         actions_table.join(migrations, migrations.c.action_id == actions_table.c.id).join(
             services, sa.and_(services.c.host == migrations.c.source_host, services.c.binary == "nova-compute")))
-    return list(tx.execute(query.where(
-        actions_table.c.state == "waiting", actions_table.c.phase == "do", at,
-        services.c.forced_down.is_(True)).limit(limit)))
+    return query.where(actions_table.c.state == "waiting", actions_table.c.phase == "do", at,
+                       services.c.forced_down.is_(True)).limit(sa.bindparam("most", type_=sa.Integer))
 
 
 def unconfirmed(tx: Connection, older_than: int, limit: int) -> list[Row[Any]]:
