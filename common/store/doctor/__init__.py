@@ -36,12 +36,24 @@ _WITH_DOMAIN = (states.ACTIVE, states.STOPPED, states.PAUSED, states.SUSPENDED, 
 __all__ = ["Finding", "ages", "check", "compare", "compare_ports", "wanderers"]
 
 
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_LIVE = sa.select(servers).where(servers.c.deleted == 0)
+_RECORDS = sa.select(guests)
+_MOVES = sa.select(migrations).where(sa.or_(
+    migrations.c.status.in_(OPEN), migrations.c.uuid.in_(sa.bindparam("holders", expanding=True))))
+_RUNNING = sa.select(
+    actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at, actions.c.workflow,
+    actions.c.step, actions.c.cause, overdue().label("overdue")).where(actions.c.state.in_(LIVE))
+_HOLDING = sa.select(servers.c.action).where(servers.c.action.is_not(None))
+_OWED = sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at)
+_IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
+
+
 def check(tx: Connection) -> list[Finding]:
     """All findings, sorted; an empty list is a clean cloud."""
-    live = {row.id: row for row in tx.execute(sa.select(servers).where(servers.c.deleted == 0))}
-    records = list(tx.execute(sa.select(guests)))
-    moves = list(tx.execute(sa.select(migrations).where(sa.or_(
-        migrations.c.status.in_(OPEN), migrations.c.uuid.in_(sorted({row.holder for row in records if row.holder}))))))
+    live = {row.id: row for row in tx.execute(_LIVE)}
+    records = list(tx.execute(_RECORDS))
+    moves = list(tx.execute(_MOVES, {"holders": sorted({row.holder for row in records if row.holder})}))
     findings = [*_guests(live, records), *_moves(live, records, moves), *_counted(live, moves), *_actions(tx, live),
                 *placement.check(tx, live, records, moves)]
     return sorted(findings)
@@ -107,9 +119,7 @@ def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterato
 
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
     """A server is held by exactly the one action that is live, under the same fence."""
-    running = {row.id: row for row in tx.execute(sa.select(
-        actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at, actions.c.workflow,
-        actions.c.step, actions.c.cause, overdue().label("overdue")).where(actions.c.state.in_(LIVE)))}
+    running = {row.id: row for row in tx.execute(_RUNNING)}
     for row in live.values():
         head = running.get(row.action) if row.action else None
         if row.action and head is None:
@@ -119,7 +129,7 @@ def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
         if row.task_state and not row.action:
             yield Finding("task-state", row.id, f"task_state {row.task_state} and no action holds it")
     # A delete goes on for a while when its server is gone: what is left at neighbours.
-    held = set(tx.scalars(sa.select(servers.c.action).where(servers.c.action.is_not(None))))
+    held = set(tx.scalars(_HOLDING))
     for head in running.values():
         if head.id not in held:
             yield Finding("held-by-action", head.server_id, f"action {head.id} is {head.state} and does not hold it")
@@ -199,12 +209,10 @@ def ages(tx: Connection) -> dict[str, list[tuple[str, str, float]]]:
     """What waits, with its age in seconds: ``debts`` (server, host), ``actions`` (server, workflow/step) and
     ``cleanups`` (server, what a neighbour has still to remove and why it has not)."""
     at = moment(tx)
-    debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(
-        sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at))]
+    debts = [(row.server_id, row.host, (at - row.changed_at) / SECOND) for row in tx.execute(_OWED)]
     waiting = [(row.server_id, f"{row.workflow}/{row.step or 'begin'} on {row.host or 'no host'}"
                                f"{', stuck' if row.state == STUCK else ''}",
-                (at - row.created_at) / SECOND) for row in tx.execute(
-        sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at))]
+                (at - row.created_at) / SECOND) for row in tx.execute(_IN_HAND)]
     pending = [(row.server_id, f"{cleanups.worded(row)}, tried {row.tries} times: {row.why}",
                 (at - row.created_at) / SECOND) for row in cleanups.list_all(tx)]
     return {"debts": debts, "actions": waiting, "cleanups": pending}

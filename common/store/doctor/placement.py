@@ -33,6 +33,22 @@ from common.store.schema import (
 from common.store.schema import services as services_table
 from common.wire import from_wire
 
+# What is asked, made once: it is asked all the time where somebody watches a cloud.
+_HELD = sa.select(allocations, providers.c.host).join(providers, providers.c.id == allocations.c.provider_id)
+_CONSUMERS = sa.select(consumers.c.id)
+_USED = sa.select(allocations.c.provider_id, allocations.c.resource_class,
+                  sa.func.sum(allocations.c.used).label("used")).group_by(
+    allocations.c.provider_id, allocations.c.resource_class)
+_INVENTORIES = sa.select(inventories, providers.c.name).join(providers, providers.c.id == inventories.c.provider_id)
+_MARKED = sa.select(providers.c.host).join(provider_traits, provider_traits.c.provider_id == providers.c.id).where(
+    provider_traits.c.trait == services.DISABLED, providers.c.host.is_not(None))
+_DISABLED = sa.select(providers.c.host).join(services_table, sa.and_(
+    services_table.c.host == providers.c.host, services_table.c.binary == services.COMPUTE,
+    services_table.c.disabled.is_(True)))
+_HOSTS = sa.select(hosts.c.name)
+_MEMBERS = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.meta).select_from(
+    aggregate_hosts.outerjoin(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id))
+
 
 def check(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], moves: Sequence[Row[Any]]
           ) -> Iterator[Finding]:
@@ -51,8 +67,7 @@ def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence
     """Allocations live and die with guest records, and are what flavor and image say; of a server that moves, what the
     old flavor says at its source and the new one at its destination."""
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for row in tx.execute(sa.select(allocations, providers.c.host).join(
-            providers, providers.c.id == allocations.c.provider_id)):
+    for row in tx.execute(_HELD):
         held[row.consumer_id, row.host][row.resource_class] = row.used
     places = {(row.holder or row.server_id, row.host): row for row in records}
     kept = {(move.uuid, move.source_host): _kept(live[move.server_id], move) for move in moves
@@ -71,7 +86,7 @@ def _allocations(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence
         if guest is not None and guest.server_id in live and guest.wanted != ABSENT:
             server = live[guest.server_id]
             yield from _exact(server, flavors.get((server.id, guest.host), server.flavor), guest.host, amounts)
-    known = set(tx.scalars(sa.select(consumers.c.id)))
+    known = set(tx.scalars(_CONSUMERS))
     for consumer in {consumer for consumer, _ in held} ^ known:
         yield Finding("consumer", consumer, "consumer and allocations do not go together")
 
@@ -113,12 +128,8 @@ def _properties(server: Row[Any]) -> dict[str, str]:
 
 def _capacity(tx: Connection) -> Iterator[Finding]:
     """No provider gives out more than it has, or than it had given out when its capacity was cut."""
-    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(
-        sa.select(allocations.c.provider_id, allocations.c.resource_class,
-                  sa.func.sum(allocations.c.used).label("used"))
-        .group_by(allocations.c.provider_id, allocations.c.resource_class))}
-    for row in tx.execute(sa.select(inventories, providers.c.name).join(
-            providers, providers.c.id == inventories.c.provider_id)):
+    used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
+    for row in tx.execute(_INVENTORIES):
         amount = used.pop((row.provider_id, row.resource_class), 0)
         if amount > max(capacity(row), row.excess):
             yield Finding("capacity", row.name, f"{amount} of {capacity(row)} {row.resource_class} are given out")
@@ -210,18 +221,12 @@ def _groups(tx: Connection) -> Iterator[Finding]:
 def _hosts(tx: Connection) -> Iterator[Finding]:
     """The trait of disabled hosts says what their service says; aggregates hold hosts that are there, each in one zone
     at most."""
-    marked = set(tx.scalars(sa.select(providers.c.host).join(
-        provider_traits, provider_traits.c.provider_id == providers.c.id).where(
-            provider_traits.c.trait == services.DISABLED, providers.c.host.is_not(None))))
-    disabled = set(tx.scalars(sa.select(providers.c.host).join(services_table, sa.and_(
-        services_table.c.host == providers.c.host, services_table.c.binary == services.COMPUTE,
-        services_table.c.disabled.is_(True)))))
+    marked, disabled = set(tx.scalars(_MARKED)), set(tx.scalars(_DISABLED))
     for host in sorted(marked ^ disabled):
         yield Finding("disabled-trait", host, f"is {'' if host in disabled else 'not '}disabled and has "
                                               f"{'' if host in marked else 'not '}the trait {services.DISABLED}")
-    known, zones = set(tx.scalars(sa.select(hosts.c.name))), defaultdict(set)
-    for row in tx.execute(sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.meta).select_from(
-            aggregate_hosts.outerjoin(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id))):
+    known, zones = set(tx.scalars(_HOSTS)), defaultdict(set)
+    for row in tx.execute(_MEMBERS):
         if row.name is None or row.host not in known:
             yield Finding("aggregate-host", row.host, f"is in aggregate {row.name or 'that is gone'}, "
                                                       f"{'and' if row.host in known else 'but'} there is "
