@@ -108,11 +108,12 @@ _COUNTED_METADATA = Range(until="2.38")
 _NOT_INHERITED = frozenset(("cache_in_nova", "bittorrent"))
 
 
-def _properties(server: Any, given: dict[str, str], kind: str, **more: str) -> dict[str, str]:
-    """What is said of an image of this server: what its own image said, the caller's words, and where it is from."""
+def _properties(server: Any, given: dict[str, str], **more: str) -> dict[str, str]:
+    """What is said of an image of this server: what its own image said, the caller's words, and where it is from, which
+    nobody else can say; ``more`` likewise."""
     inherited = {key: value for key, value in loads(server.image or "{}").get("properties", {}).items()
                  if key not in _NOT_INHERITED and not key.startswith("img_signature")}
-    return {**inherited, **given, "instance_uuid": server.id, "user_id": server.user_id, "image_type": kind,
+    return {**inherited, **given, "instance_uuid": server.id, "user_id": server.user_id,
             "base_image_ref": server.image_id or "", **more}
 
 
@@ -134,14 +135,16 @@ def _image_answer(request: Request, image_id: str, kept: bool = True) -> Answer:
 
 
 def _create_image(request: Request, server: Any, given: Any) -> Prepared:
-    image_id, properties = ids.new(), _properties(server, _image_metadata(request, given), "snapshot")
+    image_id = ids.new()
+    properties = _properties(server, {"image_type": "snapshot", **_image_metadata(request, given)})
     return Prepared({"image_id": image_id, "name": given["name"].strip(), "properties": properties},
                     answer=lambda: _image_answer(request, image_id))
 
 
 def _create_backup(request: Request, server: Any, given: Any) -> Prepared:
     image_id, rotation = ids.new(), int(given["rotation"])
-    properties = _properties(server, _image_metadata(request, given), "backup", backup_type=given["backup_type"])
+    properties = _properties(server, _image_metadata(request, given), image_type="backup",
+                             backup_type=given["backup_type"])
     return Prepared({"image_id": image_id, "name": given["name"].strip(), "properties": properties,
                      "backup_type": given["backup_type"], "rotation": rotation},
                     answer=lambda: _image_answer(request, image_id, kept=rotation > 0))
@@ -149,7 +152,7 @@ def _create_backup(request: Request, server: Any, given: Any) -> Prepared:
 
 def _shelve(request: Request, server: Any, given: Any) -> Prepared:
     return Prepared({"image_id": ids.new(), "name": f"{server.name}-shelved",
-                     "properties": _properties(server, {}, "snapshot")})
+                     "properties": _properties(server, {}, image_type="snapshot")})
 
 
 # --- unshelving somewhere ---

@@ -72,7 +72,9 @@ def test_metadata_is_bounded_until_2_38_and_never_a_field_of_the_record(cloud: C
         assert field in answer.json["badRequest"]["message"]
     said = {"name": "img", "metadata": {"instance_uuid": "another", "image_type": "x"}, **more}
     assert act(cloud, server, key, said).status_code == 202
-    assert newest(cloud).args["properties"]["instance_uuid"] == server
+    properties = newest(cloud).args["properties"]
+    assert properties["instance_uuid"] == server
+    assert properties["image_type"] == ("x" if key == "createImage" else "backup"), "a backup is counted by it"
 
 
 def test_what_is_true_of_the_old_bytes_only_is_not_inherited(cloud: Cloud, server: str) -> None:
