@@ -31,6 +31,6 @@ def tenant_show(request: Request, network_id: str) -> dict[str, Any]:
 
 
 def _usable(request: Request) -> list[dict[str, Any]]:
-    """The project's own networks and the shared ones."""
+    """All that the caller's token sees in the network service, external ones too."""
     networks = server_networks.service(request)
-    return [] if networks is None else networks.networks(request.context.token, request.context.project_id)
+    return [] if networks is None else networks.records(request.context.token, NETWORKS)

@@ -145,4 +145,5 @@ def _range(cidr: Any) -> JSON:
         raise errors.BadRequest(f"Invalid cidr {str(cidr)[:80]}.") from problem
     if found.network.prefixlen == 0 and int(found.ip):
         raise errors.BadRequest(f"Bad prefix for network in cidr {cidr}: a length of 0 means every address.")
-    return {"ethertype": f"IPv{found.version}", "remote_ip_prefix": str(found.network)}
+    text = cidr if cidr and "/" in cidr else str(found.network)
+    return {"ethertype": f"IPv{found.version}", "remote_ip_prefix": text}

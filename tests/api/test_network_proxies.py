@@ -54,14 +54,15 @@ SHOWN = """bridge bridge_interface broadcast cidr cidr_v6 created_at deleted del
 
 def test_networks_by_id_and_name(wired: Cloud, networks: Networks) -> None:
     red, blue = networks.add_network("red", PROJECT), networks.add_network("blue", OTHER, shared=True)
-    foreign = networks.add_network("foreign", OTHER)
+    foreign, public = networks.add_network("foreign", OTHER), networks.add_network("public", OTHER, external=True)
     found = wired.call("GET", "/os-networks").json["networks"]
-    assert [(one["id"], one["label"]) for one in found] == [(red, "red"), (blue, "blue")]
+    assert [(one["id"], one["label"]) for one in found] == [(red, "red"), (blue, "blue"), (public, "public")]
     assert set(found[0]) == set(SHOWN.split())
     assert {value for key, value in found[0].items() if key not in ("id", "label")} == {None}
     assert wired.call("GET", f"/os-networks/{red}").json == {"network": found[0]}
     tenants = wired.call("GET", "/os-tenant-networks").json["networks"]
-    assert tenants == [{"id": red, "label": "red", "cidr": "None"}, {"id": blue, "label": "blue", "cidr": "None"}]
+    assert tenants == [{"id": one, "label": name, "cidr": "None"}
+                       for one, name in ((red, "red"), (blue, "blue"), (public, "public"))]
     assert wired.call("GET", f"/os-tenant-networks/{blue}").json == {"network": tenants[1]}
     for noun in ("os-networks", "os-tenant-networks"):
         for missing in (foreign, "red", "a%3Fb"):
@@ -148,6 +149,7 @@ SSH = {"ip_protocol": "tcp", "from_port": 22, "to_port": 22, "cidr": "10.0.0.0/8
      ("IPv4", "udp", 80, 443, "0.0.0.0/0"),
      {"ip_protocol": "udp", "from_port": 80, "to_port": 443, "cidr": "0.0.0.0/0"}),
     ({**SSH, "cidr": "10.0.0.7"}, ("IPv4", "tcp", 22, 22, "10.0.0.7/32"), {**SSH, "cidr": "10.0.0.7/32"}),
+    ({**SSH, "cidr": "10.2.3.124/24"}, ("IPv4", "tcp", 22, 22, "10.2.3.124/24"), {**SSH, "cidr": "10.2.3.124/24"}),
     ({**SSH, "cidr": "fd00::/8"}, ("IPv6", "tcp", 22, 22, "fd00::/8"), {**SSH, "cidr": "fd00::/8"}),
     ({**SSH, "cidr": "::/0"}, ("IPv6", "tcp", 22, 22, "::/0"), {**SSH, "cidr": "::/0"}),
     ({"ip_protocol": "icmp", "from_port": -1, "to_port": -1}, ("IPv4", "icmp", None, None, "0.0.0.0/0"),

@@ -280,3 +280,10 @@ def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> N
             assert f"has version {found}" in answer.json["serviceUnavailable"]["message"]
             assert answer.headers["Retry-After"] == "1"
     operator.close()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("DELETE", "/os-security-groups/", 404), ("DELETE", "/os-security-groups", 405), ("PUT", "/servers/", 404),
+    ("GET", "/servers/", 200)])
+def test_a_record_without_a_name_is_not_found(cloud: Cloud, method: str, path: str, status: int) -> None:
+    assert cloud.call(method, path).status_code == status

@@ -181,6 +181,14 @@ def cidr(value: Any) -> str:
         raise ValueError(f"'{str(value)[:64]}' is not a valid IP subnet") from error
 
 
+def prefix(value: Any) -> str:
+    """A network, or a host's address with the length of its network, which stays as it is told."""
+    try:
+        return str(ipaddress.ip_interface(text()(value)))
+    except ValueError as error:
+        raise ValueError(f"'{str(value)[:64]}' is not a valid IP subnet") from error
+
+
 def mac(value: Any) -> str:
     """A MAC address of one station, in lower case."""
     found = text()(value).lower().replace("-", ":")

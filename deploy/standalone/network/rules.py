@@ -13,11 +13,11 @@ from deploy.standalone.network.attributes import (
     STANDARD,
     Attribute,
     Body,
-    cidr,
     identifier,
     number,
     one_of,
     optional,
+    prefix,
     words,
 )
 from deploy.standalone.network.caller import Caller
@@ -64,7 +64,7 @@ class SecurityGroupRules(Noun):
         "protocol": Attribute(optional(protocol), None, put=False),
         "port_range_min": Attribute(optional(number(-1, 65535)), None, put=False),
         "port_range_max": Attribute(optional(number(-1, 65535)), None, put=False),
-        "remote_ip_prefix": Attribute(optional(cidr), None, put=False),
+        "remote_ip_prefix": Attribute(optional(prefix), None, put=False),
         "remote_group_id": Attribute(optional(identifier), None, put=False),
     }
 
@@ -107,9 +107,10 @@ class SecurityGroupRules(Noun):
 
 def show_rule(row: Mapping[Any, Any]) -> Body:
     """A rule as the API shows it."""
+    told = row["remote_ip_prefix"]
     return standard(row) | {name: row[name] for name in ("security_group_id", *SAME)} | {
-        "normalized_cidr": row["remote_ip_prefix"], "remote_address_group_id": None,
-        "belongs_to_default_sg": False}
+        "normalized_cidr": str(ipaddress.ip_network(told, strict=False)) if told else None,
+        "remote_address_group_id": None, "belongs_to_default_sg": False}
 
 
 def number_of(name: str | None) -> int | None:
@@ -123,7 +124,7 @@ def _check(body: Body) -> None:
     if body["remote_ip_prefix"] and body["remote_group_id"]:
         raise fault("SecurityGroupRemoteGroupAndRemoteIpPrefix")
     if body["remote_ip_prefix"]:
-        version = ipaddress.ip_network(body["remote_ip_prefix"]).version
+        version = ipaddress.ip_interface(body["remote_ip_prefix"]).version
         if body["ethertype"] != f"IPv{version}":
             raise fault("SecurityGroupRuleParameterConflict", ethertype=body["ethertype"],
                         cidr=body["remote_ip_prefix"])

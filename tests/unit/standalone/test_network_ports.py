@@ -260,6 +260,14 @@ def test_a_rule_that_cannot_be_is_refused(network: Network, rule: Any, refused: 
     assert network.refusal("POST", "/security-group-rules", {"security_group_rule": base | rule}) == refused
 
 
+@pytest.mark.parametrize(("told", "shown", "network_of"), [
+    ("10.2.3.124/24", "10.2.3.124/24", "10.2.3.0/24"), ("10.2.3.4", "10.2.3.4/32", "10.2.3.4/32"), (None, None, None)])
+def test_a_range_stays_as_it_is_told(network: Network, told: Any, shown: Any, network_of: Any) -> None:
+    group = network.create("security_group", name="web")["id"]
+    rule = network.create("security_group_rule", security_group_id=group, direction="ingress", remote_ip_prefix=told)
+    assert (rule["remote_ip_prefix"], rule["normalized_cidr"]) == (shown, network_of)
+
+
 # Lists, quotas and cost
 
 
