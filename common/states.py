@@ -168,6 +168,8 @@ ACTIONS: tuple[Action, ...] = (
            locked=False, until="2.5", success=200),
     Action("os-getSerialConsole", "get-serial-console", _P + "os-remote-consoles", query="serial_console", task=ANY,
            locked=False, until="2.5", success=200),
+    Action("injectNetworkInfo", "injectNetworkInfo", _P + "os-admin-actions:inject_network_info", query="network_info",
+           task=ANY, locked=False),
     Action("diagnostics", "diagnostics", _P + "os-server-diagnostics", query="diagnostics", task=ANY, locked=False,
            success=200),
     Action("restore", "restore", _P + "os-deferred-delete:restore", vm=(SOFT_DELETED,), during=RESTORING, after=ACTIVE,

@@ -42,6 +42,7 @@ from compute_api.resources import (
     services,
     usage,
     usage_audit,
+    volume_attachments,
 )
 from compute_api.schemas import aggregates as aggregate_bodies
 from compute_api.schemas import common
@@ -63,6 +64,7 @@ from compute_api.schemas import server_metadata as metadata_bodies
 from compute_api.schemas import servers as server_bodies
 from compute_api.schemas import services as service_bodies
 from compute_api.schemas import usage as usage_bodies
+from compute_api.schemas import volume_attachments as attachment_bodies
 from compute_api.validation import Versioned
 
 
@@ -118,6 +120,10 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", _SERVER + "/os-server-password", server_diagnostics.clear_password,
           _P + "os-server-password:clear", success=204),
     Route("GET", _SERVER + "/topology", server_topology.show, "compute:server:topology:index", "2.78"),
+    Route("GET", _SERVER + "/os-volume_attachments", volume_attachments.index, _P + "os-volumes-attachments:index",
+          query=attachment_bodies.LIST),
+    Route("GET", _SERVER + "/os-volume_attachments/{volume_id}", volume_attachments.show,
+          _P + "os-volumes-attachments:show"),
     Route("GET", _SERVER + "/ips", addresses.index, _P + "ips:index"),
     Route("GET", _SERVER + "/ips/{network}", addresses.show, _P + "ips:show"),
     Route("GET", _SERVER + "/os-interface", interfaces.index, _P + "os-attach-interfaces:list"),

@@ -73,8 +73,7 @@ def _reread(request: Request, events: Sequence[Event], rows: Mapping[str, Any]) 
         if clock.monotonic() > end:
             raise errors.Unavailable("The network service is too slow for so many events; send them again in parts.")
         if rows[server_id].interfaces:
-            found = networks.interfaces(request.context.token, server_id)
-            request.write(servers.refresh_interfaces, server_id, found)
+            server_networks.read_again(request, networks, server_id)
     return [DONE] * len(events)
 
 

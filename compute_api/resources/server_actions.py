@@ -24,6 +24,7 @@ from compute_api.resources import (
     floating_ips,
     security_groups,
     server_moves,
+    server_networks,
     server_preparing,
     server_rebuild,
 )
@@ -112,10 +113,19 @@ def console_output(request: Request, server: Any) -> dict[str, Any]:
     return {"output": _UNPRINTABLE.sub("", output)}
 
 
+def network_info(request: Request, server: Any) -> None:
+    """What the network service says of the server's interfaces is read again; the hosts hear of it from that service
+    themselves."""
+    networks = server_networks.service(request)
+    if networks is not None:
+        server_networks.read_again(request, networks, server.id)
+
+
 #: What an action answers at once, by the row's ``query``; None: nothing but its status.
 QUERIES: dict[str, Callable[[Request, Any], dict[str, Any] | None]] = {
     **floating_ips.ACTIONS,
     "console_output": console_output,
+    "network_info": network_info,
     "vnc_console": consoles.by_action("os-getVNCConsole", "vnc"),
     "spice_console": consoles.by_action("os-getSPICEConsole", "spice"),
     "serial_console": consoles.by_action("os-getSerialConsole", "serial")}

@@ -14,6 +14,7 @@ from typing import Any
 
 from common import errors
 from common.models import Interface
+from common.store import servers
 from common.wire import to_wire
 from compute_api.dependencies import Networks
 from compute_api.request import Request
@@ -52,6 +53,11 @@ class Chosen:
     most: int
     groups: list[dict[str, str]]
     interfaces: list[JSON] = field(default_factory=list)
+
+
+def read_again(request: Request, networks: Networks, server_id: str) -> None:
+    """Write down what the network service says of the server's interfaces now."""
+    request.write(servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id))
 
 
 def service(request: Request) -> Networks | None:

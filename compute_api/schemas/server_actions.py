@@ -73,6 +73,7 @@ BY_KEY: dict[str, Versioned] = {
         ("2.73", put("lock", _or_null(record({"locked_reason": {"type": "string", "minLength": 1,
                                                                 "maxLength": 255}}))))),
     "unlock": Versioned(wrapped("unlock", ANY), ("2.73", put("unlock", _or_null(record({}))))),
+    "injectNetworkInfo": Versioned(wrapped("injectNetworkInfo", ANY)),
     "os-resetState": Versioned(wrapped("os-resetState", record({"state": {"enum": ["active", "error"]}}, ("state",)))),
     **{key: Versioned(wrapped(key, record({"name": {"type": "string", "minLength": 1}}, ("name",))))
        for key in ("addSecurityGroup", "removeSecurityGroup")},

@@ -141,3 +141,18 @@ def test_a_cloud_without_a_network_service(cloud: Cloud) -> None:
     server = cloud.create()
     cloud.rest(server)
     assert codes(send(cloud, event("network-changed", server), event("network-vif-plugged", server, "p"))) == [422, 200]
+
+
+def test_an_admin_has_the_network_read_again(wired: Cloud, networks: Networks, plugged: tuple[str, str]) -> None:
+    server, port = plugged
+
+    def ask(token: str = "admin", body: Any = None) -> int:
+        answer = wired.call("POST", f"/servers/{server}/action", {"injectNetworkInfo": body}, token=token)
+        return int(answer.status_code)
+    assert ask("user") == 403
+    assert not wired.rows(schema.servers)[0].interfaces[0]["addresses"]
+    assert ask() == 202 and ask(body={}) == 202
+    [kept] = wired.rows(schema.servers)[0].interfaces
+    assert kept["addresses"] and kept["port"] == port and kept["tag"] == "t"
+    networks.there = False
+    assert ask() == 202, "a cloud without a network service has nothing to read"

@@ -333,3 +333,12 @@ def test_an_ipv6_address_is_shown_in_its_short_form(cloud: Cloud) -> None:
     assert shown() == "2001:db8::2"
     rebuilt = cloud.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "accessIPv6": "0::3"}})
     assert rebuilt.json["server"]["accessIPv6"] == "::3" == shown()
+
+
+def test_a_server_has_no_volumes(cloud: Cloud) -> None:
+    path = f"/servers/{cloud.create()}/os-volume_attachments"
+    assert cloud.call("GET", path, mv="2.104").json == {"volumeAttachments": []}
+    assert cloud.call("GET", f"{path}?limit=1", token="reader").status_code == 200
+    assert cloud.call("GET", f"{path}?colour=red", mv="2.75").status_code == 400
+    assert cloud.call("GET", f"{path}/{IMAGE}").status_code == 404
+    assert cloud.call("GET", path, token="stranger").status_code == 404
