@@ -126,7 +126,8 @@ def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypa
     """A look a second, of two statements, and two messages for each heartbeat, however many hosts there are."""
     monkeypatch.setattr(service, "PERIOD", (0.2, 0.3))
     monkeypatch.setattr(service, "PATIENCE", (10.0, 2.0, 4.0))      # on a busy machine none is to sync in its place
-    monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.SOON)    # none is to tell its domains by and by
+    monkeypatch.setattr(heartbeats, "SOON", 3600.0)                 # none is to tell its domains by and by
+    monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.SOON)
     cloud = new_cloud()
     cloud.start(hosts=4)
     cloud.until_state(cloud.create(8), states.ACTIVE)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was used, by whom and where, as it is typed at a terminal."""
+from __future__ import annotations
+
+from tests.e2e.live import SETTLE, Live
+
+JSON, ADMIN = " -f json", "kilonova-admin"
+
+
+def test_usage_and_hosts_as_they_are_typed(in_memory: Live) -> None:
+    rest, everybody = in_memory.rest(), in_memory.rest(ADMIN)
+    server = rest.create(image=in_memory.image("empty"), flavor=in_memory.flavor("m1.nano"), name="used")
+    rest.await_status(server, "ACTIVE", SETTLE)
+    [own] = in_memory.openstack("usage show" + JSON)
+    assert own["Servers"] >= 1 and own["CPU Hours"] >= 0
+    used, hosts, host, volumes = in_memory.openstack(
+        "usage list" + JSON, "host list" + JSON, "host show one" + JSON, f"server volume list {server}" + JSON,
+        cloud=ADMIN)
+    assert sum(one["Servers"] for one in used) >= 1 and volumes == []
+    assert {("one", "compute"), ("two", "compute")} <= {(one["Host Name"], one["Service"]) for one in hosts}
+    assert "(total)" in [part["Project"] for part in host]
+    topology = everybody.call("GET", f"/servers/{server}/topology", version="2.78").body
+    assert topology == {"nodes": [], "pagesize_kb": None}
+    rest.insist("DELETE", f"/servers/{server}", fine=(204,))
+    rest.await_gone(server)
