@@ -3,7 +3,8 @@
 
 The threading backend must be chosen before oslo.messaging is imported, or eventlet comes along; ``connect``
 refuses a process in which anything was monkey-patched. A cast gives up after one try: the sweep and the
-sync exchange make up for it. A call ends within its time, also when the broker was never there.
+sync exchange make up for it. A call ends within its time, also when the broker was never there; only one that finds
+its channel dead, while the broker does not answer, takes about ten seconds more.
 """
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from common.rpc import direct  # noqa: E402
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = "kilonova"
 CONNECT = 2.0                #: seconds for a connection of our own
+MEND = 5.0                   #: seconds between two tries to make a dead channel anew, which may take some seconds more
 _LOST = (oslo_messaging.MessagingException, oslo_messaging.MessageUndeliverable, kombu_exceptions.KombuError,
          kombu_exceptions.ConnectionError, kombu_exceptions.ChannelError, OSError)
 
@@ -52,11 +54,12 @@ class Transport:
         self._asking: direct.Client | None = None
         self._lock, self._can_hear = threading.Lock(), threading.Event()
         self._opener: threading.Thread | None = None
+        self._mends_from = 0.0
 
     def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
         """Send and forget; False when the broker or the queue is not there."""
         try:
-            self._client(topic, server, None).cast({}, method, **arguments)
+            self._sent(lambda retry: self._client(topic, server, None, retry).cast({}, method, **arguments))
         except _LOST as problem:
             log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
             return False
@@ -74,7 +77,7 @@ class Transport:
         if not self._hears(timeout) or (left := deadline - time.monotonic()) <= 0:
             raise errors.NoAnswer(silence)
         try:
-            answer = self._client(topic, server, left).call({}, method, **arguments)
+            answer = self._sent(lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments))
         except _LOST as problem:
             raise errors.NoAnswer(silence) from problem
         if isinstance(answer, dict) and "problem" in answer:
@@ -98,9 +101,23 @@ class Transport:
             log.debug("answers can be heard from now on: %s", problem)
         self._can_hear.set()
 
-    def _client(self, topic: str, server: str | None, timeout: float | None) -> Any:
+    def _sent(self, send: Callable[[int], Any]) -> Any:
+        """Try once. Where the library's connection lives and its channel is dead, once more with a retry: only in one
+        does it make a new channel, and without any it would fail with the dead one for ever."""
+        try:
+            return send(0)
+        except oslo_messaging.MessageDeliveryFailure as problem:
+            if not _has_dead_channel(problem) or time.monotonic() < self._mends_from:
+                raise
+            log.warning("a channel to the broker is dead and is made anew: %s", problem)
+        try:
+            return send(1)
+        finally:
+            self._mends_from = time.monotonic() + MEND
+
+    def _client(self, topic: str, server: str | None, timeout: float | None, retry: int = 0) -> Any:
         target = oslo_messaging.Target(topic=topic, server=server)
-        return oslo_messaging.get_rpc_client(self._transport, target, timeout=timeout, retry=0,
+        return oslo_messaging.get_rpc_client(self._transport, target, timeout=timeout, retry=retry,
                                              transport_options=self._options)
 
     def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
@@ -143,6 +160,15 @@ class Transport:
             rpc_server.wait()
         if self._opener is None or self._can_hear.is_set():    # else the library still waits for the broker
             self._transport.cleanup()
+
+
+def _has_dead_channel(problem: BaseException | None) -> bool:
+    """Did the library fail because what it wanted to use was closed before, and not because the broker is away?"""
+    while problem is not None:
+        if isinstance(problem, kombu_exceptions.ConnectionError):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def _tls(options: Any, hosts: Sequence[Any]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_down_stops_everything_and_up_brings_the_same_servers_back(cloud: Live) 
     [server] = [one for one in rest.servers() if one["name"] == "first"]
     await_true(lambda: cloud.domain_state(server["id"]) == "running", 60, cloud.domains)
     assert said_by_guest(cloud, done.stdout) == "first"         # at the address that it had before
-    assert orphans(cloud) == []
+    await_true(lambda: orphans(cloud) == [], SETTLE, lambda: orphans(cloud))    # the part on the host catches up
     cloud.judge()
 
 
