@@ -103,11 +103,7 @@ class Client:
         Raises:
             NotFound: there is none. Forbidden: the user may not see it. Unavailable: the service does not answer.
         """
-        answer = self._get(f"/v2/images/{image_id}", token)
-        if answer.status_code in (400, 404):
-            raise errors.NotFound(f"Image {image_id} could not be found.")
-        _check_seen(answer, image_id)
-        return image_of(answer.json())
+        return image_of(self.record(image_id, token))
 
     def record(self, image_id: str, token: str) -> dict[str, Any]:
         """All that the service says of an image.

@@ -64,7 +64,7 @@ def test_a_move_goes_to_a_host_that_can_bind_or_nowhere(cloud: Cloud, workflow: 
 
 
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
-def test_a_dead_network_service_holds_nobody_up_for_ever_and_leaves_nothing(cloud: Cloud, workflow: str) -> None:
+def test_a_dead_network_service_holds_nobody_up_for_ever(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
     cloud.networks.silent = 100_000
     trial.begin()
