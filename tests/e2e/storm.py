@@ -29,6 +29,8 @@ from tests.waiting import await_true
 STOP, START = ("SHUTOFF", {"os-stop": None}), ("ACTIVE", {"os-start": None})
 #: Seconds that anything may take during a storm: a fault takes up to 45 of them.
 PATIENCE = 300
+#: MariaDB's number of the error: the connection that is to be ended is not there.
+NO_SUCH_THREAD = 1094
 PROCESSES = ("api", "conductor", "scheduler", "agent", "agent-2")
 
 
@@ -146,10 +148,19 @@ class Storm:
             mine = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
             for number, command in connection.exec_driver_sql("SELECT id, command FROM information_schema.processlist"):
                 if number != mine and command != "Daemon":
-                    connection.exec_driver_sql(f"KILL SOFT CONNECTION {int(number)}")
+                    _kill(connection, int(number))
 
     def _wait(self, least: float, most: float) -> None:
         time.sleep(self.dice.uniform(least, most))     # how long it lasts is part of the fault
+
+
+def _kill(connection: sa.Connection, number: int) -> None:
+    """End a connection to MariaDB, which may have ended since it was listed."""
+    try:
+        connection.exec_driver_sql(f"KILL SOFT CONNECTION {number}")
+    except sa.exc.OperationalError as problem:
+        if problem.orig is None or problem.orig.args[0] != NO_SUCH_THREAD:
+            raise
 
 
 def recovered_at(found: Sequence[Client], moment: float) -> float | None:
