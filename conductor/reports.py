@@ -70,7 +70,7 @@ def _handle_apart(engine: Engine, sync: Sync, until: float) -> SyncAnswer | Exce
     """Take in what can be taken in of a report, and answer it. A result that cannot be is acknowledged like the others:
     its command is sent again, and the host answers again from its journal."""
     try:
-        session = engine.store.write(lambda tx: _session(tx, engine, sync), alone=False)
+        session = _session_apart(engine, sync)
         if sync.session in (0, session):
             told = engine.store.write(lambda tx: _in_order(tx, sync), alone=False)
             _absorb(engine, told, until)
@@ -97,10 +97,18 @@ def _count(engine: Engine, failed: resend.Failed) -> None:
         retries.count(engine, row, problem)
 
 
-def _session(tx: Connection, engine: Engine, sync: Sync) -> int:
-    if sync.session == 0 and sync.inventory:
-        return _hello(tx, engine, sync)
-    return hosts.sessions(tx, [sync.host]).get(sync.host, 0)
+def _session_apart(engine: Engine, sync: Sync) -> int:
+    """The host's session, a new one at hello. After a boot each server is started in a transaction of its own; one that
+    cannot be is known to be off, and is tried again whenever its host tells so."""
+    if sync.session != 0 or sync.inventory is None:
+        return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
+    session, to_start = engine.store.write(lambda tx: _greet(tx, sync, idle_too=True), alone=False)
+    for server in to_start:
+        try:
+            engine.store.write(lambda tx, server=server: _start_again(tx, server, sync.host))  # type: ignore[misc]
+        except Exception:
+            log.exception("server %s cannot be started after the boot of %s", server.id, sync.host)
+    return session
 
 
 def _absorb(engine: Engine, told: Sync, until: float) -> None:
@@ -158,15 +166,23 @@ def _in_order(tx: Connection, sync: Sync) -> Sync:
 
 def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
     """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
+    session, to_start = _greet(tx, sync)
+    for server in to_start:
+        if not _start_again(tx, server, sync.host):
+            guests.lost_power(tx, sync.host, server.id)
+    return session
+
+
+def _greet(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[int, list[Row[Any]]]:
+    """A new session, and the idle servers to start after a boot. Those with an action, and with ``idle_too`` all that
+    should run, are known to be off from then on."""
     assert sync.inventory is not None
     session, booted = hosts.greet(tx, sync.host, sync.boot_id, sync.inventory)
     log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
-    if booted:
-        guests.lost_power(tx, sync.host)
-        for server in guests.wanted_running_on(tx, sync.host):
-            if not _start_again(tx, server, sync.host):
-                guests.lost_power(tx, sync.host, server.id)
-    return session
+    if not booted:
+        return session, []
+    guests.lost_power(tx, sync.host, idle_too=idle_too)
+    return session, guests.wanted_running_on(tx, sync.host)
 
 
 def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:

@@ -148,13 +148,13 @@ def forgive(tx: Connection, host: str) -> None:
         tx.execute(sa.delete(guests).where(guests.c.host == host, guests.c.wanted == ABSENT))
 
 
-def lost_power(tx: Connection, host: str, server: str | None = None) -> None:
+def lost_power(tx: Connection, host: str, server: str | None = None, idle_too: bool = False) -> None:
     """The host was booted: guests that should run there, of servers with an action in hand, are known to be off. When
-    that action does not start them they are started after it."""
+    that action does not start them they are started after it. ``idle_too``: servers without an action as well."""
     here = sa.select(guests.c.server_id).where(guests.c.host == host, guests.c.wanted == RUNNING)
     wanted = here.where(guests.c.server_id == server) if server else here
-    tx.execute(sa.update(servers).where(servers.c.id.in_(wanted), servers.c.action.is_not(None))
-               .values(power_state=states.SHUTDOWN))
+    busy = sa.true() if idle_too else servers.c.action.is_not(None)
+    tx.execute(sa.update(servers).where(servers.c.id.in_(wanted), busy).values(power_state=states.SHUTDOWN))
 
 
 def wanted_running_on(tx: Connection, host: str) -> list[Row[Any]]:

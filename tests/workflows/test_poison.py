@@ -85,6 +85,31 @@ def test_a_document_that_is_none_holds_up_no_other_server(cloud: Cloud, table: s
     assert getattr(kept, column) == "{broken", "and is written back as it was"
 
 
+def test_a_server_that_cannot_be_restarted_holds_up_no_hello(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host was booted; the others run again at once, and it when it can be."""
+    bad, *others = cloud.create(7, networks=[])
+    cloud.settle()
+    host, begin = cloud.hosts[cloud.show(bad).host], actions.begin
+    here = [server for server in others if cloud.show(server).host == host.name]
+    assert here, "another server runs on the same host"
+
+    def fails(tx: Any, rows: Any, server: str, **values: Any) -> str:
+        if server == bad:
+            raise Poison("begin")
+        return begin(tx, rows, server, **values)
+    monkeypatch.setattr(actions, "begin", fails)
+    host.power_cut()
+    host.power_on()
+    for _ in range(4):
+        cloud.round()
+    assert host.agent.session
+    assert {host.driver.guests[server].power_state for server in here} == {states.RUNNING}
+    monkeypatch.undo()
+    for _ in range(130):
+        cloud.round()
+    assert host.driver.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
+
+
 def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud) -> None:
     """As in a conductor that is stopping."""
     old = cloud.create(2)
