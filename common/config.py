@@ -103,7 +103,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("lock_timeout", default=3, min=1, max=60,
                    help="Seconds that a statement waits for rows that another transaction holds. What waited in vain "
                         "is tried again for 9 seconds; then requests are answered 503, and conductors come back later. "
-                        "Less than statement_timeout."),
+                        "Less than half of statement_timeout."),
         cfg.IntOpt("statement_timeout", default=10, min=1, max=600,
                    help="Seconds that one statement may take. A server that has said nothing for 2 seconds longer "
                         "counts as dead: the connection is given up. Upgrades and the doctor may take any time."),
@@ -372,6 +372,11 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
         raise ConfigError(f"There is no configuration file {path}. Make one with: kilonova config sample") from problem
     except cfg.Error as problem:
         raise ConfigError(f"{path}: {problem}") from problem
+    limits = CONF.database
+    if 2 * limits.lock_timeout >= limits.statement_timeout:
+        raise ConfigError(f"{path}: [database] lock_timeout is {limits.lock_timeout}, and statement_timeout "
+                          f"{limits.statement_timeout}: it must be less than half of it, or a statement that waits for "
+                          "two rows ends as if the server were dead")
     return CONF
 
 

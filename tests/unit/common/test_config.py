@@ -117,6 +117,12 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         config.load(str(tmp_path / "absent.conf"))
 
 
+def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
+    assert load("[database]\nlock_timeout = 4\nstatement_timeout = 9\n").database.lock_timeout == 4
+    with pytest.raises(config.ConfigError, match="lock_timeout is 5, and statement_timeout 10: .* less than half"):
+        load("[database]\nlock_timeout = 5\n")
+
+
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     assert {name_of(case) for case in EVERY if case[1].secret} == {
         "DEFAULT.secret_key", "database.url", "identity.password", "metadata.proxy_shared_secret"}
