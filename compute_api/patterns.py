@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 MOST_REPEATS = 3
+MOST_TIMES = 1000            #: how often a part may have to match, the repeats around it multiplied
 _NESTED = MOST_REPEATS + 1
 _parser: Any = re._parser  # type: ignore[attr-defined]  # the one place that tells an expression's structure
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
@@ -23,19 +24,21 @@ def is_harmless(pattern: str) -> bool:
         return False
 
 
-def _repeats(items: Any) -> int:
-    """How many repeats of variable length it has; too many when one holds another, or alternatives."""
+def _repeats(items: Any, times: int = 1) -> int:
+    """How many repeats of variable length it has; too many when one holds another, or alternatives, or when fixed ones
+    multiply. ``times``: how often the repeats around it want it."""
     count = 0
     for operation, argument in items:
         parts = list(_parts(argument))
         if str(operation) in _REPEATS:
             least, most, body = argument
-            inner = _repeats(body)
-            if inner or most > 1 and _branches(body):
+            wanted = times * max(1, least if most is _parser.MAXREPEAT else most)
+            inner = _repeats(body, wanted)
+            if wanted > MOST_TIMES or inner or most > 1 and _branches(body):
                 return _NESTED
             count += least != most
         else:
-            count += sum(_repeats(part) for part in parts)
+            count += sum(_repeats(part, times) for part in parts)
     return count
 
 

@@ -12,7 +12,7 @@ from compute_api.patterns import is_harmless
 
 @pytest.mark.parametrize("pattern", [
     "", "web", "^web-[0-9]+$", "^web.*prod.*1$", "(web|db)-1", "a{3}", "colou?r", "[a-z]{2,5}", "^(?i:x)", "a.b",
-    "(ab){2}c",
+    "(ab){2}c", "[a-f]{1000}", "(?:(ab){2}c){4}",
     r"\\Aweb\\b", "(?=web)w", "☃+"])
 def test_what_people_search_with(pattern: str) -> None:
     re.compile(pattern)
@@ -21,7 +21,8 @@ def test_what_people_search_with(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", [
     "(a+)+$", "(a*)*b", "(a|a)*b", "((a+))+", "(a?){40}a{40}", "a?" * 30 + "a" * 30, ".*.*.*.*.*x", "(?:(?:a+)b?)+",
-    "(x+x+)+y", "(?=(a+)+b)", "(?>(a|b)+)*"])
+    "(x+x+)+y", "(?=(a+)+b)", "(?:(?:(?:^){60000}){60000}){60000}", "a{1001}", "(?:(ab){40}c){40}", "(a{0,2000})",
+    "(?:a{2,}){600}", "(?>(a|b)+)*"])
 def test_what_would_keep_an_engine_busy(pattern: str) -> None:
     assert not is_harmless(pattern)
 
