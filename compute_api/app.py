@@ -37,7 +37,6 @@ def create(services: Services, policy: Policy | None = None) -> Any:
         middleware.Microversions(),
     ]
     app: Any = falcon.App(media_type=JSON, request_type=middleware.HttpRequest, middleware=in_order)
-    app.req_options.strip_url_path_trailing_slash = True
     app.add_error_handler(Exception, faults.handle)
     app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
     policy = policy or Policy(services.settings.policy_file)

@@ -37,8 +37,6 @@ def handle(req: falcon.Request, resp: falcon.Response, problem: BaseException, p
         status, message = problem.status, problem.text
     elif isinstance(problem, falcon.HTTPError):
         status = falcon.http_status_to_code(problem.status)
-        if status == 405 and req.env["PATH_INFO"].endswith("/"):
-            status = 404                        # a record without a name, and no other way to use the collection
         message = _TEXTS.get(status, problem.title or str(problem.status))
         headers = dict(problem.headers or {})
     else:

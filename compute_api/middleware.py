@@ -24,6 +24,7 @@ class State:
     shown_version: str = "v2.1"
     legacy: bool = False
     url_project: str = ""
+    ends_with_slash: bool = False
     open: bool = False
     version: int = 0
     caller: RequestContext
@@ -60,7 +61,9 @@ class Sizes:
 class Roots:
     """Brings every way to write a URL to one: /v2.1/servers.
 
-    /v2 is the same API as it was before microversions. A project id may stand before the resource.
+    /v2 is the same API as it was before microversions. A project id may stand before the resource. As at Nova nothing
+    is found at a path that ends with a slash, but for the roots: an empty id must not turn one thing into the list of
+    all.
     """
 
     def __init__(self, public_url: str | None) -> None:
@@ -76,8 +79,12 @@ class Roots:
         state.shown_version, state.legacy = root, root == "v2"
         if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
             state.url_project = parts.pop(0)
-        if parts:
-            req.path = "/v2.1/" + "/".join(parts)
+        state.ends_with_slash = bool(parts) and req.path.endswith("/")
+        req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
+
+    def process_resource(self, req: HttpRequest, resp: falcon.Response, resource: Any, params: dict[str, str]) -> None:
+        if req.context.ends_with_slash:
+            raise falcon.HTTPNotFound()
 
 
 class Callers:

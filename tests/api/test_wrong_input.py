@@ -284,6 +284,7 @@ def test_a_database_of_another_version_is_a_503_until_it_fits(cloud: Cloud) -> N
 
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("DELETE", "/os-security-groups/", 404), ("DELETE", "/os-security-groups", 405), ("PUT", "/servers/", 404),
-    ("GET", "/servers/", 200)])
+    ("GET", "/servers/", 404), ("GET", "/os-simple-tenant-usage/?start=2026-01-01T00:00:00", 404),
+    ("GET", "/servers/detail/", 404), ("POST", "/servers/", 404), ("GET", "/", 200)])
 def test_a_record_without_a_name_is_not_found(cloud: Cloud, method: str, path: str, status: int) -> None:
     assert cloud.call(method, path).status_code == status
