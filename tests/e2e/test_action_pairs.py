@@ -130,6 +130,7 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
         yield Walk(lab, guest, sizes)
 
 
+@pytest.mark.timeout(900 + 60 * len(steps()))
 def test_disk_holds_what_was_written_after_every_pair_of_actions(walk: Walk) -> None:
     canary, done = walk.guest.account().canary, []
     for step, action in enumerate(steps()):
