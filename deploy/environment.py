@@ -21,6 +21,8 @@ TEST = ROOT / "deploy/requirements-test.txt"
 INSTALLER = ROOT / "deploy/requirements-installer.txt"
 #: The placement service's own tests as data, beside what Python imports: its program is never run.
 ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-placement-tests.txt"
+#: Tempest, a program of its own with packages of its own.
+TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
 
 
@@ -61,13 +63,29 @@ def make_oracle(log: Path) -> str:
     return f"made from {ORACLE_PIN.name}"
 
 
-def _installer(*options: str | Path) -> tuple[list[str | Path], dict[str, str]]:
+def make_tempest(log: Path) -> str:
+    """An environment for Tempest; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded.
+    """
+    lock, stamp = TEMPEST_LOCK.read_text(), TEMPEST / ".lock"
+    if stamp.exists() and stamp.read_text() == lock:
+        return "up to date"
+    run([sys.executable, "-m", "venv", "--clear", "--without-pip", TEMPEST], ADVICE, log=log)
+    install, more = _installer("--require-hashes", "--requirement", TEMPEST_LOCK, python=TEMPEST / "bin/python")
+    run(install, ADVICE, log=log, env=more)
+    stamp.write_text(lock)
+    return f"made from {TEMPEST_LOCK.name}"
+
+
+def _installer(*options: str | Path, python: Path = PYTHON) -> tuple[list[str | Path], dict[str, str]]:
     """The command that installs packages, and what it needs in the environment."""
     index = os.environ.get("PIP_INDEX_URL")
     more = {"UV_NATIVE_TLS": "true"}        # trust what the machine trusts, for networks with an authority of their own
     if index and "UV_INDEX_URL" not in os.environ:
         more["UV_INDEX_URL"] = index
-    return [VENV / "bin/uv", "pip", "install", "--python", PYTHON, "--quiet", *options], more
+    return [VENV / "bin/uv", "pip", "install", "--python", python, "--quiet", *options], more
 
 
 def _stamp(lock: Path) -> Path:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up.
+"""``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up;
+``./deploy/test tempest [GROUP ...]``: the same with Tempest.
 
 Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that the commit draws,
 which is what ``.ci/run`` calls. What is in which set, and which tests share a process, is said in
@@ -23,8 +24,9 @@ from types import FrameType
 from deploy import environment, packages
 from deploy.progress import Failure, main, say, steps
 from deploy.servers import Servers
+from deploy.testing import plan
 from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_children
-from deploy.testing.plan import ALL, BENCH, CI, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
+from deploy.testing.plan import ALL, CI, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
 
 LONGEST = 15            # tests that are named at the end
 ENVIRON = {"KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -55,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     with Servers(folder) as servers:
         found = Environment(servers)
-        if more or BENCH in jobs:
+        if more or {*plan.ALONE} & {*jobs}:
             return _in_the_foreground(jobs, more, found, folder)
         slices = _slices(names)
         chosen = [part for one in slices for part in ("--slice", one)]
@@ -71,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names, more = list(arguments[:at]), list(arguments[at + 1:])
+    if names[:1] == [plan.TEMPEST.name]:
+        return names[:1], names[1:] + more
     sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
     if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
         raise Failure(f"Not understood: {' '.join(arguments)}",
@@ -82,7 +86,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _jobs(names: Sequence[str]) -> list[Job]:
     """Those of the rings that are named, of all when none is."""
     rings = {name for name in names if name in RINGS} or {job.ring for job in JOBS}
-    return [job for job in (*JOBS, BENCH) if job.ring in rings]
+    return [job for job in (*JOBS, *plan.ALONE) if job.ring in rings]
 
 
 def _slices(names: Sequence[str]) -> tuple[Slice, ...]:
@@ -109,6 +113,8 @@ def _install(rings: set[str], log: Path) -> None:
     needs: list[tuple[str, Callable[[], str | None]]] = [
         ("Debian packages", lambda: packages.install(packages.for_test(), log)),
         ("Python environment", lambda: environment.make(environment.TEST, log))]
+    if plan.TEMPEST.ring in rings:
+        needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
     steps(needs)

@@ -190,7 +190,7 @@ class Jobs:
 def pytest_command(job: Job, report: Path | None, *more: str) -> list[str | Path]:
     """The command line of a job."""
     if job.module:
-        return [PYTHON, "-m", job.module]
+        return [PYTHON, "-m", job.module, *(() if report else more)]
     written = [] if report is None else [f"--junitxml={report}"]
     return [PYTHON, "-m", "pytest", "-q", f"tests/{job.ring}", *written, *more]
 

@@ -71,8 +71,10 @@ JOBS = (
     Job("unit", "unit-2", part=(2, 2)),
     Job("lint", "lint", module="deploy.lint"),
 )
-BENCH = Job("bench", "bench", module="tests.bench")     # only when named; starts servers of its own
-RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench")
+TEMPEST = Job("tempest", "tempest", module="tests.tempest")
+#: Run only when they are named, and start servers of their own.
+ALONE = (Job("bench", "bench", module="tests.bench"), TEMPEST)
+RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "tempest")
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:

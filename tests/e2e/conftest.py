@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from deploy.commands import up
 from deploy.lab_hosts import Facts, Lab
 from deploy.machine import FOR_NETWORKS, Ability
 from deploy.servers import free_ports
-from tests.e2e.guests import SOON, Guest, give_address, make, orphans, remove
+from tests.e2e.guests import SOON, Guest, clear, give_address, make, orphans, remove
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest
 from tests.e2e.watcher import Watcher
@@ -56,15 +56,6 @@ class First:
 
     live: Live
     said: subprocess.CompletedProcess[str]
-
-
-def clear(rest: Rest, keep: Container[str] = ()) -> None:
-    """The user's servers go, but for these."""
-    doomed = [server["id"] for server in rest.servers() if server["id"] not in keep]
-    for server in doomed:
-        rest.insist("DELETE", f"/servers/{server}", fine=(204, 404))
-    for server in doomed:
-        rest.await_gone(server)
 
 
 def new_home() -> Path:

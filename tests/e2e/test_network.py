@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from deploy.connectivity import ADDRESSES, KEY, PUBLIC
-from tests.e2e.conftest import Pair, clear
-from tests.e2e.guests import SOON, Guest, door, kernel
+from tests.e2e.conftest import Pair
+from tests.e2e.guests import SOON, Guest, clear, door, kernel
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
 

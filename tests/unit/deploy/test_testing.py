@@ -13,7 +13,7 @@ from deploy.commands import test as command
 from deploy.packages import ROOT
 from deploy.progress import Failure
 from deploy.testing.jobs import SIDE_BY_SIDE, Jobs, Result
-from deploy.testing.plan import JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
+from deploy.testing.plan import ALONE, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
 from tests.selection import job_name, slice_of
 from tests.waiting import await_true
 
@@ -33,7 +33,7 @@ def test_every_collected_test_is_in_one_slice_and_one_job(items: list[pytest.Ite
     assert len({item.nodeid for item in items}) == len(items)
 
 
-@pytest.mark.parametrize("ring", [ring for ring in RINGS if ring != "bench"])
+@pytest.mark.parametrize("ring", sorted({*RINGS} - {job.ring for job in ALONE}))
 def test_jobs_of_a_ring_leave_no_test_out_and_share_none(ring: str) -> None:
     jobs = [job for job in JOBS if job.ring == ring]
     uses: list[tuple[Collection[str], Collection[str]]] = [(set(), set()), (set(), GUEST)]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tempest.conf for a cloud that ``./deploy/up`` made: what Tempest has to know, and what it may expect.
+
+What is switched off has its reason in docs/tempest.md.
+"""
+from __future__ import annotations
+
+import configparser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.seed import Seed
+
+FILE = "tempest.conf"
+#: Filters that Tempest's tests look for beside the cloud's default ones.
+FILTERS = ("ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter", "ServerGroupAntiAffinityFilter",
+           "ServerGroupAffinityFilter", "SameHostFilter", "DifferentHostFilter")
+#: Debian's hash-bang of the tiny guest is busybox's shell, which has no pipefail.
+PROLOGUE = "set -eu; PATH=$$PATH:/sbin:/usr/sbin;"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """What Tempest is told of one: the names that its users know, and whether its guests boot."""
+
+    auth_url: str
+    admin: dict[str, str]
+    image: str
+    second_image: str
+    flavor: str
+    second_flavor: str
+    public_network: str
+    hosts: int
+    has_guests: bool
+
+    @classmethod
+    def of(cls, seed: Seed, hosts: int, has_guests: bool) -> Cloud:
+        """Looks the names up; a second image is made when there is none."""
+        admin = seed.admin
+        image = admin.image.find_image("tiny")
+        second = admin.image.find_image("tiny-2") or _copy(admin, image)
+        flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors()}
+        return cls(admin.config.config["auth"]["auth_url"], admin.config.config["auth"], image.id, second.id,
+                   flavors["m1.nano"], flavors["m1.tiny"], admin.network.find_network("public").id, hosts, has_guests)
+
+
+def _copy(admin: Any, image: Any) -> Any:
+    data = admin.image.download_image(image).content
+    properties = {name: value for name, value in image.properties.items() if name.startswith("hw_")}
+    return admin.image.create_image("tiny-2", data=data, disk_format=image.disk_format, visibility="public",
+                                    container_format="bare", **properties)
+
+
+def options(cloud: Cloud, folder: Path, version: str) -> dict[str, dict[str, object]]:
+    """Tempest's options by section. ``version``: the least microversion that it asks for, or "latest"."""
+    guests = cloud.has_guests
+    return {
+        "DEFAULT": {"log_dir": folder / "logs", "log_file": "tempest.log"},
+        "oslo_concurrency": {"lock_path": folder / "lock"},
+        "auth": {
+            "use_dynamic_credentials": True, "create_isolated_networks": True,
+            "admin_username": cloud.admin["username"], "admin_password": cloud.admin["password"],
+            "admin_project_name": cloud.admin["project_name"], "admin_domain_name": "Default"},
+        "identity": {"uri_v3": cloud.auth_url, "auth_version": "v3", "region": "RegionOne"},
+        "identity-feature-enabled": {"api_v2": False},
+        "service_available": {"cinder": False, "neutron": True, "glance": True, "swift": False, "nova": True,
+                              "horizon": False},
+        "enforce_scope": {"nova": True},
+        "compute": {
+            "image_ref": cloud.image, "image_ref_alt": cloud.second_image, "flavor_ref": cloud.flavor,
+            "flavor_ref_alt": cloud.second_flavor, "fixed_network_name": "private", "build_interval": 1,
+            "build_timeout": 300 if guests else 60,
+            "min_compute_nodes": cloud.hosts, "min_microversion": version, "max_microversion": "latest"},
+        "compute-feature-enabled": {
+            "resize": True, "vnc_console": guests, "stable_rescue": True, "personality": True, "ide_bus": False,
+            "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": cloud.hosts > 1,
+            "block_migration_for_live_migration": True, "live_migrate_back_and_forth": cloud.hosts > 1,
+            "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(FILTERS)},
+        "network": {"public_network_id": cloud.public_network, "floating_network_name": "public"},
+        "network-feature-enabled": {"ipv6": False, "port_security": True, "api_extensions": "all"},
+        "validation": {
+            "run_validation": guests, "image_ssh_user": "root", "image_alt_ssh_user": "root", "ssh_timeout": 120,
+            "connect_timeout": 10, "ssh_shell_prologue": PROLOGUE, "ssh_key_type": "ecdsa"},
+    }
+
+
+def write(cloud: Cloud, folder: Path, version: str) -> Path:
+    """The file; returns its path."""
+    path = folder / FILE
+    parser = configparser.RawConfigParser()
+    for section, values in options(cloud, folder, version).items():
+        if section != "DEFAULT":
+            parser.add_section(section)
+        for name, value in values.items():
+            parser.set(section, name, str(value))
+    with path.open("w") as stream:
+        parser.write(stream)
+    return path

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tempest's compute tests in groups, by what a cloud must have for them; and which test is in which.
+
+The groups and their letters are those of the id lists that KILONOVA_TEMPEST_LISTS names (a folder of ``A1.txt`` and so
+on, one id a line). Without lists a test belongs to the first group below whose expression finds its id.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_COMPUTE = r"^tempest\.(serial_tests\.)?(api\.compute|scenario)\."
+
+
+@dataclass(frozen=True)
+class Group:
+    """``needs``: in words. ``boots``: its tests log in to guests. ``volumes``: it waits for a volume service."""
+
+    name: str
+    needs: str
+    found_by: str
+    boots: bool = False
+    volumes: bool = False
+
+
+#: In the order in which an id is looked for.
+GROUPS = (
+    Group("B", "a volume service", r"[Vv]olume|scenario\.test_stamp_pattern|test_snapshots_with_add_location",
+          volumes=True),
+    Group("E", "guests that one can log in to",
+          r"test_attach_interfaces|test_device_tagging|ServersTestFqdn|FqdnHostnames|test_verify_created_server|"
+          r"test_host_name_is_same|test_change_server_password", boots=True),
+    Group("S", "guests, networks and ssh: the scenarios", r"tempest\.scenario\.", boots=True),
+    Group("F", "two hosts and more", r"test_live_migration|test_servers_on_multinodes|test_server_affinity|"
+                                     r"test_cold_migration"),
+    Group("C", "networks", r"compute\.(floating_ips|security_groups)\.|test_novnc|test_disk_config|test_auto_allocate|"
+                           r"test_server_(addresses|group|metadata|tags|password)|test_instance_actions|"
+                           r"test_list_servers_negative|test_create_server_multi_nic|test_multiple_create\.|"
+                           r"servers\.test_servers_negative|test_delete_server\.Delete|test_images(_oneserver)?\."),
+    Group("A2", "servers", r"compute\.servers\.|test_list_image_filters|test_server_|test_delete_server|"
+                           r"test_simple_tenant_usage\.|admin\.test_servers"),
+    Group("A1", "no server", r"."),
+)
+#: What ``./deploy/test tempest`` runs when no group is named, in this order.
+USUAL = ("A1", "A2", "C", "E", "F", "S")
+
+
+def sorted_into(ids: Iterable[str], lists: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The ids of ``stestr list`` by group. ``lists``: names without brackets by group; an empty one: by expression.
+
+    A listed scenario is in S, whatever its list: it logs in to guests.
+    """
+    known = {one.split("[")[0]: one for one in ids if re.search(_COMPUTE, one)}
+    found: dict[str, list[str]] = {group.name: [] for group in GROUPS}
+    if lists:
+        for name, names in lists.items():
+            for one in names:
+                group = "S" if ".scenario." in one and name not in ("B", "A1") else name
+                if one in known and group in found:
+                    found[group].append(known[one])
+        return found
+    for name, one in known.items():
+        group = next(group for group in GROUPS if re.search(group.found_by, name))
+        found[group.name].append(one)
+    return found
+
+
+def read_lists(folder: Path | None) -> dict[str, list[str]]:
+    """The lists in a folder by their names; none when there is no such folder. D's wait for volumes, as B's do."""
+    if folder is None or not folder.is_dir():
+        return {}
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.txt")):
+        group = "B" if path.stem == "D" else path.stem
+        found.setdefault(group, []).extend(line.strip() for line in path.read_text().splitlines() if line.strip())
+    return found

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Tempest's tests are sorted into groups, and what it prints is read."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tempest import outcomes
+from tests.tempest.groups import GROUPS, USUAL, read_lists, sorted_into
+
+API = "tempest.api.compute."
+ONE, TWO = API + "servers.test_x.ServersNegativeTest.test_one", API + "servers.test_x.ServersNegativeTest.test_two"
+OTHER = API + "test_y.Other.test_three"
+
+
+def test_each_outcome_is_read_and_negative_ones_are_counted() -> None:
+    found = outcomes.read([ONE + "[id-1,negative]", TWO, OTHER], [
+        f"{{0}} {ONE} [0.010s] ... ok", "noise ... ok", f"{{1}} {TWO} [1.5s] ... FAILED",
+        f"{{1}} {OTHER} ... SKIPPED: Volume service not enabled."])
+    assert (found.passed, found.failed, found.skipped) == ([ONE], [TWO], {OTHER: "Volume service not enabled."})
+    assert found.line() == "1/3 passed (1 of them negative), 1 failed, 1 skipped"
+    assert found.reasons() == {"Volume service not enabled.": 1}
+    assert not found.is_well
+
+
+def test_what_a_class_says_of_its_setup_holds_for_its_tests() -> None:
+    name = ONE.rsplit(".", 1)[0]
+    found = outcomes.read([ONE, TWO, OTHER], [f"{{0}} setUpClass ({name}) [0.000000s] ... FAILED",
+                                              f"{{0}} {OTHER} [0.1s] ... ok"])
+    assert (found.failed, found.passed) == ([ONE, TWO], [OTHER])
+    skipped = outcomes.read([ONE, TWO], [f"{{0}} setUpClass ({name}) ... SKIPPED: no: why"])
+    assert skipped.skipped == {ONE: "no: why", TWO: "no: why"}
+    assert skipped.is_well
+
+
+def test_a_test_of_which_nothing_is_said_did_not_run() -> None:
+    found = outcomes.read([ONE, TWO], [f"{{0}} {ONE} [0.010s] ... ok"])
+    assert found.not_run == [TWO]
+    assert not found.is_well
+    assert "1 not run" in found.line()
+
+
+def test_a_class_that_cannot_be_torn_down_has_failed() -> None:
+    found = outcomes.read([ONE], [f"{{0}} {ONE} [0.010s] ... ok",
+                                  f"{{0}} tearDownClass ({ONE.rsplit('.', 1)[0]}) [0.000000s] ... FAILED"])
+    assert (found.passed, found.failed) == ([], [ONE])
+
+
+@pytest.mark.parametrize(("name", "group"), [
+    (API + "flavors.test_flavors.FlavorsV2TestJSON.test_get_flavor", "A1"),
+    (API + "servers.test_list_server_filters.ListServerFiltersTestJSON.test_list_servers_filter_by_flavor", "A2"),
+    (API + "security_groups.test_security_groups.SecurityGroupsTestJSON.test_security_groups_create_list_delete", "C"),
+    (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "B"),
+    (API + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers", "E"),
+    (API + "admin.test_live_migration.LiveMigrationTest.test_live_block_migration", "F"),
+    ("tempest.scenario.test_network_basic_ops.TestNetworkBasicOps.test_subnet_details", "S")])
+def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
+    found = sorted_into([name + "[id-1]", "tempest.api.volume.test_x.Volumes.test_y"], {})
+    assert {key: ids for key, ids in found.items() if ids} == {group: [name + "[id-1]"]}
+
+
+def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> None:
+    scenario = "tempest.scenario.test_z.Scenario.test_it"
+    (tmp_path / "C.txt").write_text(f"{ONE}\n\n{scenario}\n{API}gone.test_gone.Gone.test_gone\n")
+    (tmp_path / "D.txt").write_text(OTHER + "\n")
+    found = sorted_into([ONE + "[id-1]", scenario, OTHER], read_lists(tmp_path))
+    assert {key: ids for key, ids in found.items() if ids} == {"C": [ONE + "[id-1]"], "S": [scenario], "B": [OTHER]}
+    assert read_lists(tmp_path / "absent") == {}
+
+
+def test_every_group_but_the_volumes_is_usual() -> None:
+    assert {group.name for group in GROUPS if not group.volumes} == {*USUAL}
