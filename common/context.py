@@ -10,7 +10,7 @@ from common import ids
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """One request's caller. ``token`` is the caller's own, only for reads of the neighbours; it never
-    prints."""
+    prints. ``admin``: what policy says of it, where that has been asked."""
 
     user_id: str
     project_id: str
@@ -20,8 +20,12 @@ class RequestContext:
     global_request_id: str | None = None
     system_scope: str | None = None
     domain_id: str | None = None
+    user_domain_id: str | None = None
+    project_domain_id: str | None = None
+    service_roles: tuple[str, ...] = ()
     project_name: str | None = None
     remote_address: str | None = None
+    admin: bool | None = None
 
     @classmethod
     def of_ourselves(cls, project_id: str) -> RequestContext:
@@ -30,4 +34,5 @@ class RequestContext:
 
     @property
     def is_admin(self) -> bool:
-        return "admin" in self.roles
+        """Sees and may change every project's things."""
+        return "admin" in self.roles if self.admin is None else self.admin

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from oslo_config import cfg
 
@@ -23,16 +23,22 @@ from common import config, log
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
+T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
     """Read the configuration and start logging; a wrong value ends the process with its explanation."""
-    try:
-        conf = config.load()
-    except config.ConfigError as problem:
-        sys.exit(f"kilonova-{name}: {problem}")
+    conf = checked(name, config.load)
     log.start(conf.log_level)
     return conf
+
+
+def checked(name: str, read: Callable[[], T]) -> T:
+    """What it reads; a ConfigError ends the process with its explanation."""
+    try:
+        return read()
+    except config.ConfigError as problem:
+        sys.exit(f"kilonova-{name}: {problem}")
 
 
 def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], None]]) -> None:

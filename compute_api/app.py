@@ -8,6 +8,7 @@ and query against their schemas · the server, if the route is about one · poli
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import falcon
@@ -28,7 +29,7 @@ JSON = "application/json"
 
 
 def create(services: Services, policy: Policy | None = None) -> Any:
-    """The application over these services; ``policy``: in place of the one that their settings name."""
+    """The application over these services; ``policy``: in place of the defaults."""
     in_order: list[Any] = [
         middleware.RequestIds(),
         middleware.Sizes(services.settings.max_body),
@@ -39,7 +40,7 @@ def create(services: Services, policy: Policy | None = None) -> Any:
     app: Any = falcon.App(media_type=JSON, request_type=middleware.HttpRequest, middleware=in_order)
     app.add_error_handler(Exception, faults.handle)
     app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
-    policy = policy or Policy(services.settings.policy_file)
+    policy = policy or Policy()
 
     app.add_route("/", versions.Versions())
     app.add_route("/v2", versions.Document())
@@ -75,7 +76,8 @@ class Endpoint:
             raise errors.NotFound("The resource could not be found.")
         query = reading.query_of(req.query_string)
         (route.query or NOTHING).at(state.version).check(query)
-        request = Request(state.caller, state.version, self._services, self._policy, route,
+        caller = replace(state.caller, admin=self._policy.allows("context_is_admin", state.caller))
+        request = Request(caller, state.version, self._services, self._policy, route,
                           Links(state.base, state.shown_version, state.url_project), query, req.headers)
         if route.body is not None:
             request.body = self._body(req, state, route)

@@ -25,5 +25,10 @@ def confirmed(environ: Mapping[str, Any], request_id: str, remote_address: str |
         raise errors.Forbidden("The token has no project scope; ask for one with a project.")
     return RequestContext(
         user_id=user, project_id=project, request_id=request_id,
-        roles=tuple(role.strip() for role in environ.get("HTTP_X_ROLES", "").split(",") if role.strip()),
+        roles=_roles(environ.get("HTTP_X_ROLES", "")), service_roles=_roles(environ.get("HTTP_X_SERVICE_ROLES", "")),
+        user_domain_id=environ.get("HTTP_X_USER_DOMAIN_ID"), project_domain_id=environ.get("HTTP_X_PROJECT_DOMAIN_ID"),
         system_scope=environ.get("HTTP_OPENSTACK_SYSTEM_SCOPE"), remote_address=remote_address)
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    return tuple(role.strip() for role in text.split(",") if role.strip())

@@ -98,7 +98,6 @@ class Settings:
     max_limit: int = 1000
     max_body: int = 1024 * 1024
     public_url: str | None = None
-    policy_file: str | None = None
     default_zone: str = "nova"
     default_schedule_zone: str | None = None
     pci_aliases: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)

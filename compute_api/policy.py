@@ -8,12 +8,20 @@ one another: admin is a manager, a manager a member, a member a reader.
 from __future__ import annotations
 
 import functools
+import logging
+import os
+import threading
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from oslo_config import cfg
+
 from common import errors
+from common.config import ConfigError
 from common.context import RequestContext
+
+logger = logging.getLogger(__name__)
 
 ADMIN = "rule:context_is_admin"
 MANAGER = "rule:project_manager_or_admin"
@@ -31,7 +39,6 @@ BASES = {
     "project_manager_api": "role:manager and project_id:%(project_id)s",
     "project_member_api": "role:member and project_id:%(project_id)s",
     "project_reader_api": "role:reader and project_id:%(project_id)s",
-    "project_admin_api": "role:admin and project_id:%(project_id)s",
     "project_manager_or_admin": "rule:project_manager_api or rule:context_is_admin",
     "project_member_or_admin": "rule:project_member_api or rule:context_is_admin",
     "project_reader_or_admin": "rule:project_reader_api or rule:context_is_admin",
@@ -234,43 +241,90 @@ def implied(roles: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(held.union(*(_IMPLIED.get(role, ()) for role in held))))
 
 
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A rule as it holds: who may, and who says so: "default", or file and line."""
+
+    check: str
+    origin: str
+
+
 class Policy:
     """The rules in force in this process.
 
+    A file that changes is read again, by the next question; one that is broken then, or gone, leaves the rules as they
+    were, and is told of once.
+
     Args:
-        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the same name, and
-            it is read again when it changes. None: the defaults.
+        policy_file: an oslo.policy file in Nova's rule names; its rules replace the defaults of the same name.
+            None: the defaults.
         rules: the defaults; of the placement service they are others.
+
+    Raises:
+        ConfigError: the file cannot be taken over; the text begins with its name and the line.
     """
 
     def __init__(self, policy_file: str | None = None, rules: Mapping[str, str] = RULES) -> None:
-        from oslo_config import cfg
         from oslo_policy import opts, policy
-        if policy_file and not Path(policy_file).is_file():
-            raise FileNotFoundError(f"policy_file: there is no file {policy_file}")
         conf = cfg.ConfigOpts()
         conf([], project="kilonova", default_config_files=[], default_config_dirs=[])
-        opts.set_defaults(conf, policy_file=policy_file or "")
+        opts.set_defaults(conf, policy_file="")
         conf.set_override("policy_dirs", [], group="oslo_policy")
-        self._enforcer = policy.Enforcer(conf, policy_file=policy_file, use_conf=policy_file is not None)
-        scope = ["project"]
-        defaults = [policy.RuleDefault(name, check, scope_types=scope) for name, check in {**BASES, **rules}.items()]
-        self._known = {*BASES, *rules}
-        self._enforcer.register_defaults(defaults)
+        self._enforcer = policy.Enforcer(conf, use_conf=False)
+        self._defaults = {**BASES, **rules}
+        self._enforcer.register_defaults(
+            [policy.RuleDefault(name, check, scope_types=["project"]) for name, check in rules.items()])
         self._refusals = (policy.PolicyNotAuthorized, policy.InvalidScope)
-        if policy_file:
-            self._enforcer.load_rules()
-        else:       # without a file nobody else brings the defaults into force
-            self._enforcer.set_rules({default.name: default.check for default in defaults}, use_conf=False)
+        self._file, self._reading = policy_file, threading.Lock()
+        self._stamp = self._stamp_now()
+        self._take_over()
+
+    def _stamp_now(self) -> tuple[int, ...]:
+        """What changes with the file; () when it is not there."""
+        try:
+            found = os.stat(self._file) if self._file else None
+        except OSError:
+            return ()
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
+
+    def _read_again(self) -> None:
+        """Take a changed file over; one thread does, the others go on under the rules that they have."""
+        if self._stamp_now() == self._stamp or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._stamp = self._stamp_now()
+            self._take_over()
+            logger.info("%s has changed and is in force", self._file)
+        except ConfigError as problem:
+            logger.error("the policy file has changed and cannot be used, the rules stay as they were: %s", problem)
+        finally:
+            self._reading.release()
+
+    def _take_over(self) -> None:
+        from compute_api import policy_file
+        taken = (policy_file.take_over(self._file, self._defaults) if self._file
+                 else policy_file.Taken(self._defaults, {}, ()))
+        for warning in taken.warnings:
+            logger.warning(warning)
+        self._enforcer.set_rules({name: policy_file.parsed(name, check) for name, check in taken.checks.items()})
+        self._in_force = {name: InForce(str(check), f"{self._file}:{taken.lines[name]}" if name in taken.lines
+                                        else "default") for name, check in taken.checks.items()}
+
+    @property
+    def in_force(self) -> Mapping[str, InForce]:
+        """Every rule as it holds now, in the order of the operations; an operator's own ones come last."""
+        return self._in_force
 
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
         """May the caller do it to the target (without one: to things of their own)? Unknown rules deny."""
-        if rule not in self._known:
+        if self._file:
+            self._read_again()
+        if rule not in self._in_force:
             return False
-        roles = implied(context.roles)
-        caller = {"user_id": context.user_id, "project_id": context.project_id, "roles": list(roles),
-                  "is_admin": "admin" in roles, "is_admin_project": True, "system_scope": context.system_scope,
-                  "domain_id": context.domain_id}
+        caller = {"user_id": context.user_id, "project_id": context.project_id, "roles": list(implied(context.roles)),
+                  "user_domain_id": context.user_domain_id, "project_domain_id": context.project_domain_id,
+                  "domain_id": context.domain_id, "system_scope": context.system_scope,
+                  "service_roles": list(context.service_roles), "is_admin_project": True}
         if target is None:
             target = {"project_id": context.project_id, "user_id": context.user_id}
         try:
@@ -282,3 +336,16 @@ class Policy:
         """Raises Forbidden when they may not."""
         if not self.allows(rule, context, target):
             raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")
+
+
+def configured(conf: cfg.ConfigOpts, section: str, rules: Mapping[str, str] = RULES) -> Policy:
+    """The policy that the option policy_file of this section names; a relative path begins at the configuration file.
+
+    Raises:
+        ConfigError: the file cannot be taken over.
+    """
+    name = conf[section].policy_file
+    try:
+        return Policy(name and (conf.find_file(name) or name), rules)
+    except ConfigError as problem:
+        raise ConfigError(f"[{section}] policy_file {problem}") from problem

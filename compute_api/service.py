@@ -13,6 +13,7 @@ from typing import Any
 from oslo_config import cfg
 
 from common import service
+from compute_api.policy import Policy, configured
 from compute_api.serving import Server
 
 #: What several workers share.
@@ -22,8 +23,9 @@ _SHARED = ("compute_api.app", "compute_api.tokens", "common.rpc.agent", "common.
 _opened: list[Any] = []
 
 
-def application(conf: cfg.ConfigOpts | None = None) -> Any:
-    """The WSGI application over the real services; call it in the process that will serve it."""
+def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None) -> Any:
+    """The WSGI application over the real services; call it in the process that will serve it. ``policy``: as this
+    process's master has read it."""
     from common.clients import network_records
     from common.clients.identity import Identity
     from common.clients.image import Client
@@ -42,14 +44,14 @@ def application(conf: cfg.ConfigOpts | None = None) -> Any:
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf), vault,
                         network_records.Records(identity.network_url, conf.network.timeout))
-    return tokens.authenticated(app.create(services), conf)
+    return tokens.authenticated(app.create(services, policy or configured(conf, "api")), conf)
 
 
 def settings(conf: cfg.ConfigOpts) -> Any:
     """The configuration in the API's words."""
     from compute_api.dependencies import Settings
     return Settings(max_limit=conf.api.max_limit, max_body=conf.api.max_body, public_url=conf.api.public_url,
-                    policy_file=conf.api.policy_file, default_zone=conf.scheduler.default_availability_zone,
+                    default_zone=conf.scheduler.default_availability_zone,
                     default_schedule_zone=conf.scheduler.default_schedule_zone, pci_aliases=conf.api.pci_alias,
                     threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
                     console_url=conf.console.public_url, console_token_seconds=conf.console.token_seconds,
@@ -66,12 +68,13 @@ def close() -> None:
 def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
+    policy = service.checked("api", lambda: configured(conf, "api")) if conf.api.policy_file else None
     if conf.api.workers > 1:
         for name in _SHARED:
             importlib.import_module(name)
         gc.freeze()
-    Server("kilonova-api", conf.api.host, conf.api.port, lambda: application(conf), close, workers=conf.api.workers,
-           threads=conf.api.threads).run()
+    Server("kilonova-api", conf.api.host, conf.api.port, lambda: application(conf, policy), close,
+           workers=conf.api.workers, threads=conf.api.threads).run()
 
 
 if __name__ == "__main__":

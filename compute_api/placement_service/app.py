@@ -48,14 +48,14 @@ class HttpRequest(falcon.Request):
     context: State  # type: ignore[assignment]  # falcon's declaration is of its own bag of attributes
 
 
-def create(store: Store, policy_file: str | None = None) -> Any:
-    """The application over this store."""
+def create(store: Store, policy: Policy | None = None) -> Any:
+    """The application over this store; ``policy``: in place of the defaults."""
     app: Any = falcon.App(media_type=JSON, request_type=HttpRequest, middleware=[RequestIds(), Versions(), Callers()])
     app.resp_options.default_media_type = None
     app.req_options.strip_url_path_trailing_slash = True
     app.add_error_handler(Exception, faults.handle)
     app.add_error_handler(falcon.HTTPError, faults.handle)      # falcon has one of its own for these
-    policy = Policy(policy_file, RULES)
+    policy = policy or Policy(rules=RULES)
     for path, rows in routes.by_path().items():
         app.add_route(path, Endpoint(rows, store, policy))
     return app

@@ -11,12 +11,14 @@ from typing import Any
 from oslo_config import cfg
 
 from common import service
+from compute_api.placement_service.rules import RULES
+from compute_api.policy import Policy, configured
 from compute_api.serving import Server, patient
 
 _opened: list[Any] = []
 
 
-def application(conf: cfg.ConfigOpts) -> Any:
+def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> Any:
     """The WSGI application; call it in the process that will serve it."""
     from common.store.engine import Store
     from common.store.version import guarded
@@ -24,7 +26,8 @@ def application(conf: cfg.ConfigOpts) -> Any:
     from compute_api.placement_service import app, faults
     store = guarded(Store.opened(conf.database, pool=conf.placement.threads))
     _opened.append(store)
-    return patient(tokens.authenticated(app.create(store, conf.placement.policy_file), conf, faults.body))
+    made = app.create(store, policy or configured(conf, "placement", RULES))
+    return patient(tokens.authenticated(made, conf, faults.body))
 
 
 def close() -> None:
@@ -37,7 +40,9 @@ def main() -> None:
     """The console script kilonova-placement."""
     conf = service.start("placement")
     own = conf.placement
-    Server("kilonova-placement", own.host, own.port, lambda: application(conf), close, threads=own.threads).run()
+    policy = service.checked("placement", lambda: configured(conf, "placement", RULES)) if own.policy_file else None
+    Server("kilonova-placement", own.host, own.port, lambda: application(conf, policy), close,
+           threads=own.threads).run()
 
 
 if __name__ == "__main__":

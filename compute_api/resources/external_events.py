@@ -79,7 +79,7 @@ def _reread(request: Request, events: Sequence[Event], rows: Mapping[str, Any]) 
 
 def _detach(request: Request, events: Sequence[Event], rows: Mapping[str, Any]) -> list[int]:
     """Ports that are gone leave their guests, whoever has locked the server: there is nothing left to protect."""
-    row, system = states.row("detach_interface"), dataclasses.replace(request.context, roles=("admin",))
+    row, system = states.row("detach_interface"), dataclasses.replace(request.context, admin=True)
     codes = []
     for event in events:
         server_id, port = event["server_uuid"], event["tag"]

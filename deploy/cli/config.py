@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from oslo_config import cfg
 
 from common import config
+from compute_api.placement_service.rules import RULES
+from compute_api.policy import configured
 
 HEAD = """# SPDX-License-Identifier: Apache-2.0
 # Kilonova's configuration: /etc/kilonova/kilonova.conf, readable by its services only.
@@ -26,8 +28,10 @@ def sample(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Read the configuration; a wrong value is raised as ConfigError."""
-    config.load(options.config)
+    """Read the configuration and its policy files; a wrong value or rule is raised as ConfigError."""
+    conf = config.load(options.config)
+    configured(conf, "api")
+    configured(conf, "placement", RULES)
     print("the configuration is fine")
     return 0
 

@@ -37,6 +37,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("cleanup", "drop"): ("deploy.cli.cleanups", "drop", "give one of these up: what it names stays"),
     ("consoles", "list"): ("deploy.cli.consoles", "show", "show who has a console open"),
     ("consoles", "end"): ("deploy.cli.consoles", "end", "end the consoles of a server, or all"),
+    ("policy", "list"): ("deploy.cli.policy", "listed", "show every rule: who may, and who says so"),
+    ("policy", "explain"): ("deploy.cli.policy", "explain", "say whether a role may, and why"),
     ("config", "sample"): ("deploy.cli.config", "sample", "print a configuration file with every option"),
     ("config", "check"): ("deploy.cli.config", "check", "read the configuration and say what is wrong with it"),
 }
@@ -47,6 +49,7 @@ NOUNS = {"database": "the database's schema: upgrade, version",
          "consoles": "consoles that are open: list, end",
          "host": "one host: drain, restore, evacuate, debts (hosts lists them all)",
          "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
+         "policy": "who may do what: list, explain",
          "config": "the configuration file: sample, check"}
 
 
@@ -94,6 +97,12 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--group", {"metavar": "ID", "help": "in this server group"}),
         ("--hint", {"action": "append", "default": [], "metavar": "NAME=VALUE",
                     "help": "a scheduler hint; may be given several times"}),
+        _JSON),
+    ("policy", "list"): (_JSON,),
+    ("policy", "explain"): (
+        ("rule", {"nargs": "?", "metavar": "RULE", "help": "its name, as policy list shows it"}),
+        ("--as", {"dest": "roles", "action": "append", "default": [], "metavar": "ROLE",
+                  "help": "a caller with this role; may be given several times"}),
         _JSON),
     ("consoles", "end"): (("--server", {"metavar": "ID", "help": "those of this server"}),
                           ("--all", {"action": "store_true", "help": "those of every server"})),

@@ -86,7 +86,7 @@ NOT_IMPORTED = {
     "pytest-xdist": "tests", "import-linter": "lint", "mypy": "lint", "ruff": "lint",
 }
 #: The name of a distribution where it differs from the package that is imported.
-DISTRIBUTIONS = {"libvirt": "libvirt-python", "argon2": "argon2-cffi"}
+DISTRIBUTIONS = {"libvirt": "libvirt-python", "argon2": "argon2-cffi", "yaml": "PyYAML"}
 
 
 def sources(*folders: str) -> list[Path]:
