@@ -50,6 +50,14 @@ class Folder:
 Node = Folder | list[str] | str | int | bytes
 
 
+def group_names(interfaces: Iterable[JSON], asked: Iterable[JSON]) -> list[str]:
+    """The security groups of a server's ports, port by port; of ports whose groups are not known, those that its
+    request asked for."""
+    known = [one.get("groups") for one in interfaces]
+    return ([group["name"] for group in asked] if None in known else
+            [name for names in known for name in names or ()])
+
+
 def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availability_zone: str | None = None,
                files: Sequence[JSON] = (), admin_pass: str = "") -> GuestSpec:
     """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another than its own."""
@@ -58,7 +66,7 @@ def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availabil
         "name": row.name, "hostname": row.hostname, "project_id": row.project_id,
         "availability_zone": availability_zone or row.availability_zone, "launch_index": row.launch_index,
         "meta": row.meta, "keys": keys, "files": list(files), "reservation_id": row.reservation_id,
-        "security_groups": [group["name"] for group in row.security_groups or ()],
+        "security_groups": list(dict.fromkeys(group_names(row.interfaces or (), row.security_groups or ()))),
         "root_device_name": row.root_device_name}
     if admin_pass:
         instance["admin_pass"] = admin_pass

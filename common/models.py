@@ -53,7 +53,8 @@ class Interface:
     dns, routes (of {destination, nexthop}), dhcp (bool), floating (list of addresses), and ipv6_mode (slaac …) where
     the subnet has one. device and bridge: what the
     host calls the interface and what it is plugged into. own: made by Kilonova, so deleted with the server; else
-    only unbound. active: wired, as far as the network service says.
+    only unbound. active: wired, as far as the network service says. groups: the names of the security groups that guard
+    it; None: not known.
     """
 
     port: str
@@ -68,6 +69,7 @@ class Interface:
     device: str = ""
     bridge: str = ""
     active: bool = False
+    groups: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

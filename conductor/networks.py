@@ -145,7 +145,7 @@ def activate_there(engine: Engine, run: Run) -> None:
         for port in held:
             if port.get("device_owner") != owner:
                 _change(service(engine), port, {"device_owner": owner})
-        _describe(service(engine), run, held)
+        describe(service(engine), run, held)
 
 
 def activate_at(networks: Networks, port_id: str, host: str) -> None:
@@ -289,10 +289,11 @@ def settle(networks: Networks, port: Port, server: Row[Any] | None) -> None:
 def look(engine: Engine, run: Run) -> None:
     """What the network service says of the server's interfaces now."""
     networks = service(engine)
-    _describe(networks, run, networks.ports(run.server.id))
+    describe(networks, run, networks.ports(run.server.id))
 
 
-def _describe(networks: Networks, run: Run, ports: Sequence[Port]) -> None:
+def describe(networks: Networks, run: Run, ports: Sequence[Port]) -> None:
+    """Leave for the transaction what these ports of the server are."""
     tags = {one.port: one.tag for one in of(run)}
     run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]}
                            for one in networks.described(ports, floating=True) if one.port in tags]

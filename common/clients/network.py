@@ -40,8 +40,8 @@ def is_made(port: JSON) -> bool:
 
 
 def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str, JSON], *,
-                 floating: Mapping[str, list[str]] | None = None) -> Interface:
-    """A port as Kilonova keeps it. ``floating``: by fixed address."""
+                 floating: Mapping[str, list[str]] | None = None, groups: Mapping[str, str] | None = None) -> Interface:
+    """A port as Kilonova keeps it. ``floating``: by fixed address; ``groups``: names by id."""
     network = networks.get(port["network_id"], {})
     details = port.get("binding:vif_details") or {}
     return Interface(
@@ -49,7 +49,8 @@ def interface_of(port: JSON, networks: Mapping[str, JSON], subnets: Mapping[str,
         addresses=[_address(fixed, subnets.get(fixed["subnet_id"], {}), floating or {}) for fixed in port["fixed_ips"]],
         mtu=int(network.get("mtu") or 0), own=is_made(port), vif_type=port.get("binding:vif_type") or "",
         device=device_of(port["id"]), bridge=details.get("bridge_name") or f"brq{port['network_id'][:11]}",
-        active=port.get("status") == "ACTIVE")
+        active=port.get("status") == "ACTIVE",
+        groups=[(groups or {}).get(group) or group for group in port.get("security_groups") or ()])
 
 
 def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JSON:
@@ -140,11 +141,16 @@ class Client:
         ids = sorted({port["network_id"] for port in ports})
         networks = {network["id"]: network for network in self.networks(token, "", ids)}
         subnets = {subnet["id"]: subnet for subnet in self.subnets(token, ids)}
+        used = sorted({group for port in ports for group in port.get("security_groups") or ()})
+        named = {"id": used, "fields": ["id", "name"]}
+        groups = {group["id"]: group["name"] for group in self._all(token, "security-groups", named, keep=True)
+                  } if used else {}
         by_port: dict[str, dict[str, list[str]]] = {}
         for one in self.floating(token, [port["id"] for port in ports]) if floating else ():
             by_port.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
                 one["floating_ip_address"])
-        return [interface_of(port, networks, subnets, floating=by_port.get(port["id"])) for port in ports]
+        return [interface_of(port, networks, subnets, floating=by_port.get(port["id"]), groups=groups)
+                for port in ports]
 
     def floating(self, token: str, port_ids: Sequence[str]) -> list[JSON]:
         """The floating IPs of these ports; none where the service has no routers."""

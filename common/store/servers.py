@@ -42,7 +42,7 @@ _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
 _Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
 loads = json.loads
 #: What of an interface the network service alone decides.
-_TOLD = ("addresses", "mtu", "label", "active")
+_TOLD = ("addresses", "mtu", "label", "active", "groups")
 
 #: The API's names of what servers can be sorted and filtered by. Names that have no column here are those of
 #: things that no server has: sorting by them changes nothing, filtering by them finds nothing.

@@ -18,6 +18,7 @@ import orjson
 
 from common import states
 from common.hardware.devices import OWN
+from common.instance_data import group_names
 from common.store.servers import HostFacts, loads
 from compute_api.fields import OMITTED, Cut, Field, cut, render, rules
 from compute_api.links import Links
@@ -154,6 +155,17 @@ def _hypervisor(row: Any, view: View) -> str | None:
     return facts.hypervisor_hostname if facts else None
 
 
+@functools.lru_cache(maxsize=4096)
+def _group_list(interfaces: str, asked: str) -> orjson.Fragment | None:
+    found = group_names(orjson.loads(interfaces), orjson.loads(asked))
+    return orjson.Fragment(orjson.dumps([{"name": name} for name in found])) if found else None
+
+
+def _groups(row: Any, view: View) -> Any:
+    """Those of its ports; nothing is said of a server that has none."""
+    return _group_list(row.interfaces or "[]", row.security_groups) or OMITTED
+
+
 LATER = "2.75"           # answers to PUT and rebuild say everything only from here on
 _NONE: list[Any] = []
 
@@ -186,7 +198,7 @@ FIELDS: tuple[Field, ...] = (
     Field("key_name", "key_name", updated=LATER),
     Field("OS-SRV-USG:launched_at", lambda row, view: fraction(row.launched_at), updated=LATER),
     Field("OS-SRV-USG:terminated_at", lambda row, view: fraction(row.terminated_at), updated=LATER),
-    Field("security_groups", lambda row, view: _raw(row.security_groups), updated=LATER),
+    Field("security_groups", _groups, maybe=True, updated=LATER),
     Field("OS-EXT-STS:task_state", "task_state", updated=LATER),
     Field("OS-EXT-STS:vm_state", "vm_state", updated=LATER),
     Field("OS-EXT-STS:power_state", "power_state", updated=LATER),

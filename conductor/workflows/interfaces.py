@@ -67,7 +67,7 @@ DETACH_INTERFACE = Workflow("detach_interface", steps=(
 
 
 def _change(engine: Engine, run: Run) -> None:
-    """Each port's groups with the one added or removed."""
+    """Each port's groups with the one added or removed; what the ports are then is left for the transaction."""
     service, group, adds = networks.service(engine), run.action.args["group"], _adds(run)
     ports = service.ports(run.server.id)
     if not ports:
@@ -75,25 +75,19 @@ def _change(engine: Engine, run: Run) -> None:
     if not adds and not any(group in port["security_groups"] for port in ports):
         raise errors.NotFound(f"Security group {run.action.args['name']} is not associated with server "
                               f"{run.server.id}.")
-    for port in ports:
+    for number, port in enumerate(ports):
         before = port["security_groups"]
         after = [*before, group] if adds and group not in before else before if adds else \
             [one for one in before if one != group]
         if after != before:
-            service.update(port["id"], {"security_groups": after})
-
-
-def _changed(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    for run in runs:
-        name = run.action.args["name"]
-        others = [one for one in run.server.security_groups if one["name"] != name]
-        run.set(security_groups=[*others, {"name": name}] if _adds(run) else others)
+            ports[number] = service.update(port["id"], {"security_groups": after})
+    networks.describe(service, run, ports)
 
 
 def _adds(run: Run) -> bool:
     return bool(run.action.workflow == ADD_SECURITY_GROUP.name)
 
 
-_CHANGE = Step("change", "the API waits for this", outside=_change, apply=_changed, neighbour=networks.NETWORK)
+_CHANGE = Step("change", "the API waits for this", outside=_change, apply=networks.written, neighbour=networks.NETWORK)
 ADD_SECURITY_GROUP = Workflow("add_security_group", steps=(_CHANGE,))
 REMOVE_SECURITY_GROUP = Workflow("remove_security_group", steps=(_CHANGE,))

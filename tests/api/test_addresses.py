@@ -78,11 +78,11 @@ def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> Non
     before = cloud.rows(schema.servers)[0]
     cloud.store.write(lambda tx: refresh_interfaces(tx, server, [old, RED_TOO]))
     assert cloud.rows(schema.servers)[0] == before
-    now = Interface("p1", "nx", "pink", "mx", [address("10.0.0.8")], 1400, "", True, "ovs", "x", "y", True)
+    now = Interface("p1", "nx", "pink", "mx", [address("10.0.0.8")], 1400, "", True, "ovs", "x", "y", True, ["web"])
     cloud.store.write(lambda tx: refresh_interfaces(tx, server, [now, BLUE]))
     assert cloud.rows(schema.servers)[0].interfaces == [
         to_wire(Interface("p1", "n1", "pink", "m", [address("10.0.0.8")], 1400, "tag", own=False, vif_type="bridge",
-                          device="tap", bridge="brq", active=True)), to_wire(RED_TOO)]
+                          device="tap", bridge="brq", active=True, groups=["web"])), to_wire(RED_TOO)]
     cloud.store.write(lambda tx: refresh_interfaces(tx, "gone", [now]))
 
 

@@ -12,7 +12,7 @@ from common.clients.image import Image
 from common.models import ImageRef
 from common.store import schema
 from tests.api.conftest import IMAGE, Cloud
-from tests.api.test_servers import BASE, MORE
+from tests.api.test_servers import BASE, GUARDED, MORE
 
 OTHER_IMAGE = "0f2f8fd4-3f0f-4c9e-8d5e-0f6f0a4b7a11"
 HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
@@ -38,6 +38,7 @@ def rebuild(cloud: Cloud, server: str, mv: str = "2.1", token: str = "user", **b
 
 @pytest.mark.parametrize("version", EDGES)
 def test_the_answer_is_the_server_at_this_version(cloud: Cloud, server: str, version: int) -> None:
+    cloud.rest(server, interfaces=GUARDED)
     answer = rebuild(cloud, server, f"2.{version}")
     assert answer.status_code == 202, answer.text
     expected = (BASE | {"adminPass"}).union(*(keys for since, keys in NEW.items() if since <= version))

@@ -59,6 +59,23 @@ def test_a_server_without_ports_is_in_no_group(wired: Cloud, cloud: Cloud) -> No
         assert answer.json == {"security_groups": []}
 
 
+@pytest.mark.parametrize(("of_ports", "names"), [
+    ([["web"], ["web", "db"]], ["web", "web", "db"]), ([[], ["db"]], ["db"]), ([[], []], None), ([], None),
+    ([["web"], None], ["asked"])])
+def test_a_server_shows_the_groups_of_its_ports(wired: Cloud, networks: Networks, of_ports: list[list[str] | None],
+                                                names: list[str] | None) -> None:
+    networks.add_group("asked", PROJECT)
+    server = wired.create(mv="2.37", networks="none", security_groups=[{"name": "asked"}])
+    assert "security_groups" not in wired.call("GET", f"/servers/{server}").json["server"]
+    wired.rest(server, interfaces=[to_wire(Interface(str(number), groups=one)) for number, one in enumerate(of_ports)])
+    shown = [wired.call("GET", f"/servers/{server}").json["server"],
+             wired.call("GET", "/servers/detail").json["servers"][0],
+             wired.call("PUT", f"/servers/{server}", {"server": {"name": "n"}}, mv="2.75").json["server"]]
+    for one in shown:
+        assert one.get("security_groups") == (names and [{"name": name} for name in names])
+        assert ("security_groups" in one) == (names is not None)
+
+
 @pytest.mark.parametrize("key", ["addSecurityGroup", "removeSecurityGroup"])
 @pytest.mark.parametrize("by_id", [True, False])
 def test_a_group_by_its_name_or_id(wired: Cloud, networks: Networks, key: str, by_id: bool) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from common.clock import SECOND
+from common.models import Interface
 from common.store import schema
+from common.wire import to_wire
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 
 BASE = {"id", "name", "status", "tenant_id", "user_id", "metadata", "hostId", "image", "flavor", "created", "updated",
@@ -23,6 +25,8 @@ HOSTNAME = "OS-EXT-SRV-ATTR:hostname"
 NEW = {9: {"locked"}, 19: {"description"}, 26: {"tags"}, 63: {"trusted_image_certificates"}, 71: {"server_groups"},
        73: {"locked_reason"}, 90: {HOSTNAME}, 96: {"pinned_availability_zone"}, 100: {"scheduler_hints"}}
 NEW_FOR_ADMINS = {1: ADMIN, 3: ADMIN_3 | {HOSTNAME}, 16: {"host_status"}}
+#: A port that is in a security group: without one nothing is said of groups.
+GUARDED = [to_wire(Interface("p", groups=["default"]))]
 EDGES = sorted({1, 104} | {edge for since in (*NEW, *NEW_FOR_ADMINS) for edge in (since - 1, since) if edge})
 
 
@@ -36,7 +40,7 @@ def expected(version: int, admin: bool) -> set[str]:
 @pytest.mark.parametrize("version", EDGES)
 def test_a_server_has_the_keys_of_the_version(cloud: Cloud, version: int) -> None:
     server = cloud.create()
-    cloud.rest(server)
+    cloud.rest(server, interfaces=GUARDED)
     for token in ("user", "admin"):
         admin = token == "admin"
         shown = cloud.call("GET", f"/servers/{server}", mv=f"2.{version}", token=token).json["server"]
@@ -117,6 +121,7 @@ def test_a_group_is_shown_with_the_one_server(cloud: Cloud) -> None:
 @pytest.mark.parametrize("version", [1, 8, 9, 19, 26, 46, 47, 63, 71, 73, 74, 75, 90, 96, 104])
 def test_an_update_answers_everything_only_since_2_75(cloud: Cloud, version: int) -> None:
     server = cloud.create()
+    cloud.rest(server, interfaces=GUARDED)
     answer = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=f"2.{version}")
     assert answer.status_code == 200
     assert answer.json["server"]["name"] == "new"

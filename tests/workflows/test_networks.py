@@ -130,6 +130,19 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
     assert [held[name] for name in ("device_id", "device_owner", "binding:host_id", "dns_name")] == [""] * 4
 
 
+def test_the_groups_of_its_ports_are_the_servers(cloud: Cloud) -> None:
+    port = cloud.networks.user_makes("n1")
+    cloud.networks.held[port]["security_groups"] = []
+    server = cloud.create(networks=[{"port": port}, {"network": "n2"}])[0]
+    cloud.settle()
+    for change, groups in (("addSecurityGroup", [["g1"], ["default", "g1"]]),
+                           ("removeSecurityGroup", [[], ["default"]])):
+        ask(cloud, server, change)
+        cloud.settle()
+        assert [one["groups"] for one in cloud.show(server).interfaces] == groups
+    assert [one["tag"] for one in cloud.show(server).interfaces] == ["", ""]
+
+
 def test_of_two_servers_that_want_one_port_one_gets_it(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     servers = cloud.create(2, networks=[{"port": port}])
