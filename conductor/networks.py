@@ -8,6 +8,7 @@ only makes the question come sooner.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -196,8 +197,21 @@ def _before(run: Run) -> set[str]:
 
 
 def _binding(networks: Networks, run: Run, host: str | None) -> dict[str, Any]:
-    name = {"dns_name": run.server.hostname} if networks.names_guests() else {}
+    name = {"dns_name": dns_name(run.server.hostname)} if networks.names_guests() else {}
     return {"device_id": run.server.id, "device_owner": _owner(run, host), "binding:host_id": host, **name}
+
+
+def dns_name(hostname: str) -> str:
+    """A server's name as network services take one: labels of letters, digits and, within, hyphens.
+
+    A hostname that is one is taken as it is, with all its labels. One whose last label is a number would be taken for
+    an address: it becomes a single label.
+    """
+    labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
+    found = [label for label in labels if label]
+    if len(found) > 1 and found[-1].isdecimal():
+        found = ["-".join(found)[:63].strip("-")]
+    return ".".join(found)
 
 
 def _owner(run: Run, host: str | None) -> str:

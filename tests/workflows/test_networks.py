@@ -130,6 +130,14 @@ def test_a_port_of_the_user_is_bound_and_unbound_never_removed(cloud: Cloud) -> 
     assert [held[name] for name in ("device_id", "device_owner", "binding:host_id", "dns_name")] == [""] * 4
 
 
+@pytest.mark.parametrize(("hostname", "name"), [
+    ("web", "web"), ("Web.example.com", "Web.example.com"), ("a_b.c", "a-b.c"), ("-a-.b..c.", "a.b.c"),
+    ("10.0.0.1", "10-0-0-1"), ("x" * 70 + ".com", "x" * 63 + ".com"), ("x" * 62 + "-y.com", "x" * 62 + ".com"),
+    ("...", ""), ("7", "7")])
+def test_a_port_is_named_as_network_services_take_it(hostname: str, name: str) -> None:
+    assert networks.dns_name(hostname) == name
+
+
 def test_the_groups_of_its_ports_are_the_servers(cloud: Cloud) -> None:
     port = cloud.networks.user_makes("n1")
     cloud.networks.held[port]["security_groups"] = []

@@ -46,13 +46,15 @@ from deploy.standalone.network.security_groups import default_group, require_gro
 PORTS, HELD, GROUPS = schema.ports, schema.addresses, schema.port_groups
 FIXED_IPS = optional(listed(mapping(subnet_id=identifier, ip_address=address), 20))
 PAIRS = emptied(listed(mapping(ip_address=cidr, mac_address=mac), 10), [])
-LABEL = text(63, r"([0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?)?")
+_LABEL = "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
+#: One label, or several of which the last is no number: that would be an address.
+DNS_NAME = text(255, rf"({_LABEL}(\.{_LABEL})*\.(?![0-9]+$){_LABEL}|{_LABEL})?")
 ROUTERS = ("network:router_interface", "network:router_gateway")
 
 
 def _dns_name(value: Any) -> str:
-    """A host name, in lower case: case makes no other name. "" and null are none."""
-    return str(emptied(LABEL, "")(value)).lower()
+    """A host name, whole or its first label, in lower case: case makes no other name. "" and null are none."""
+    return str(emptied(DNS_NAME, "")(value)).lower()
 
 
 def _with_address(field: str, value: str) -> ColumnElement[bool]:

@@ -311,6 +311,15 @@ def test_a_host_name_is_no_word_of_dnsmasq(name: str, resolves: str) -> None:
     assert served.names == f"10.0.0.5 {resolves}.openstacklocal {resolves}\n"
 
 
+def test_a_name_with_a_domain_resolves_whole() -> None:
+    tree = told()
+    tree["ports"][PORT]["hostname"] = "web.example.com"
+    served = space(tree, "net").dnsmasq
+    assert served is not None
+    assert served.hosts == "fa:16:3e:00:00:05,id:*,10.0.0.5,web\n"
+    assert served.names == "10.0.0.5 web.example.com.openstacklocal web.example.com\n"
+
+
 def test_a_lease_of_nobody_is_told_apart_and_given_back_in_its_guests_words() -> None:
     owners = {"10.0.0.5": "fa:16:3e:00:00:05", "10.0.0.6": "fa:16:3e:00:00:06", "2001:db8::5": "fa:16:3e:00:00:05"}
     good = ["9 fa:16:3e:00:00:05 10.0.0.5 vm1 *", "9 06-fa:16:3e:00:00:06 10.0.0.6 * ff:01", "duid 00:01:02",

@@ -90,13 +90,21 @@ def test_the_addresses_of_a_port_change_and_what_stays_is_kept(network: Network)
     assert addresses(network.change("port", port["id"], fixed_ips=[])) == []
 
 
-@pytest.mark.parametrize("name", ["a b", "-a", "a-", "a.b", "x" * 64, "ä", "a\n", 5, ["a"]])
+@pytest.mark.parametrize("name", ["a b", "-a", "a-", "a..b", ".a", "a.", "a.-b", "a.1", "x" * 64 + ".b",
+                                  "x." * 128 + "a", "x" * 64, "ä", "a\n", 5, ["a"]])
 def test_a_dns_name_is_a_host_name(network: Network, name: Any) -> None:
     net, _ = network.wired()
     port = network.create("port", network_id=net)
     assert network.refusal("POST", "/ports", port_body(net, dns_name=name)) == (400, "HTTPBadRequest")
     refused = network.refusal("PUT", f"/ports/{port['id']}", {"port": {"dns_name": name}})
     assert refused == (400, "HTTPBadRequest")
+
+
+@pytest.mark.parametrize("name", ["web.example.com", "1.b", "x" * 63 + "." + "y" * 63, "1"])
+def test_a_dns_name_may_have_a_domain(network: Network, name: str) -> None:
+    port = network.create("port", network_id=network.wired()[0], dns_name=name)
+    assert port["dns_name"] == name
+    assert port["dns_assignment"][0]["fqdn"] == f"{name}.openstacklocal."
 
 
 def test_a_port_shows_the_names_of_its_addresses(network: Network) -> None:

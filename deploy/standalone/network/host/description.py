@@ -23,7 +23,7 @@ Noun = TypeVar("Noun")
 
 ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
-HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*")
 PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dccp": 33, "ipv6-encap": 41,
              "ipv6-route": 43, "ipv6-frag": 44, "rsvp": 46, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58,
              "ipv6-icmp": 58, "ipv6-nonxt": 59, "ipv6-opts": 60, "ospf": 89, "vrrp": 112, "pgm": 113, "sctp": 132,

@@ -76,8 +76,10 @@ def _lines(own: list[Address]) -> list[list[Address]]:
 
 
 def _name(hostname: str, address: Address) -> str:
-    """The guest's, unless a line of hosts would have it for a word or a time of dnsmasq's."""
-    return host_name("" if OWN_WORDS.fullmatch(hostname.lower()) else hostname, address)
+    """The guest's, unless a line of hosts would have it for a word or a time of dnsmasq's. Of a name with a domain the
+    first label: dnsmasq hands out no domain but its own."""
+    label = hostname.partition(".")[0]
+    return host_name("" if OWN_WORDS.fullmatch(label.lower()) else label, address)
 
 
 def _range(tag: str, subnet: Subnet) -> str:
