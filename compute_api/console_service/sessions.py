@@ -32,8 +32,11 @@ MOST_PARAMETERS = 20
 KEEP_EVERY = 600.0              #: seconds at most, well below the time that expired rows are kept
 #: Close codes: all is well, not allowed (any more), it failed, we restart, try again later.
 DONE, REFUSED, FAILED, RESTART, BUSY = 1000, 1008, 1011, 1012, 1013
-_STALE = "This address was used, has expired, or its server has moved: ask for a new one."
 _GONE = "The server was deleted or has moved, or the console was closed: ask for a new address."
+
+
+class BadToken(Exception):
+    """It is no token, was used, has expired, or its server has moved."""
 
 
 class Refused(Exception):
@@ -104,13 +107,13 @@ class Sessions:
         try:
             record = self._store.read(lambda tx: console_tokens.find(tx, token))
             if record is None:
-                raise Refused(REFUSED, _STALE)
+                raise BadToken
             self._take_place(record.hash, record.server_id)
-        except (Refused, errors.Problem) as refusal:
+        except (BadToken, Refused, errors.Problem) as refusal:
             return _refuse(browser, refusal)
         try:
             self._join(browser, token)
-        except (Refused, errors.Problem) as refusal:
+        except (BadToken, Refused, errors.Problem) as refusal:
             _refuse(browser, refusal)
         finally:
             with self._lock:
@@ -120,7 +123,7 @@ class Sessions:
     def _take_place(self, token_hash: str, server: str) -> None:
         with self._lock:
             if token_hash in self._places:
-                raise Refused(REFUSED, _STALE)
+                raise BadToken
             if len(self._places) >= self._most:
                 raise Refused(BUSY, "Too many consoles are open; try this address again later.")
             if list(self._places.values()).count(server) >= self._per_server:
@@ -131,7 +134,7 @@ class Sessions:
         """Use the token up, open the guest's side, carry bytes; then the token's row goes."""
         record = self._store.write(lambda tx: console_tokens.use(tx, token))
         if record is None:
-            raise Refused(REFUSED, _STALE)
+            raise BadToken
         try:
             session = Session(browser, self._reach(record))
             with self._lock:
@@ -196,8 +199,13 @@ def token_of(path: str) -> str:
     return query.get("token", [""])[-1]
 
 
-def _refuse(browser: ServerConnection, why: Refused | errors.Problem) -> None:
-    """Close with a reason; it holds 123 bytes at most."""
+def _refuse(browser: ServerConnection, why: BadToken | Refused | errors.Problem) -> None:
+    """Close with a reason; it holds 123 bytes at most. Whoever brings no good token is told nothing: the connection
+    ends without a frame, as Nova's proxies end it."""
+    if isinstance(why, BadToken):
+        log.info("a console was refused: its token is none, was used or has expired, or its server has moved")
+        _shut(browser.socket)
+        return
     if isinstance(why, Refused):
         code, text = why.code, str(why)
     else:

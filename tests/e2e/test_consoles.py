@@ -84,6 +84,13 @@ def why(console: ClientConnection) -> tuple[int, str]:
     return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
+def hangs_up(console: ClientConnection) -> None:
+    """It ends without a frame, as for every address that is not good."""
+    with pytest.raises(ConnectionClosed) as closed:
+        console.recv(timeout=ENDED)
+    assert closed.value.rcvd is None
+
+
 def test_a_browser_sees_the_screen_and_types(cloud: Live, demo: Rest, guest: str, tmp_path: Path) -> None:
     [told] = cloud.openstack(f"console url show --novnc {guest} -f json")
     with Browser(tmp_path / "browser") as browser:
@@ -124,8 +131,7 @@ def test_an_address_is_good_once_and_for_our_own_pages(cloud: Live, demo: Rest, 
         console.send(b"echo still $((1 + 1))\n")
         words(console, b"still 2")
         with open_serial(address) as again:
-            code, reason = why(again)
-            assert code == 1008 and "ask for a new one" in reason
+            hangs_up(again)
 
 
 def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> None:
@@ -140,7 +146,7 @@ def test_delete_ends_a_session_and_every_address(cloud: Live, demo: Rest) -> Non
         assert why(console)[0] in (1000, 1008)
     demo.await_gone(server)
     with open_serial(unused) as late:
-        assert why(late)[0] == 1008
+        hangs_up(late)
     admin = cloud.rest("kilonova-admin")
     assert admin.call("GET", f"/os-console-auth-tokens/{token_of(unused)}").status == 404
 
