@@ -1,15 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extensions: the frozen list of what API v2.1 was once made of, by which old clients recognise it.
 
-Extensions have long been parts of the API like any other, and some have since been removed from it; the list stays as
-it was, and microversions say what there is.
+Extensions have long been parts of the API like any other. One whose operations have been removed from the API, and
+answer so, stays in the list; one whose operations this cloud does not have is left out, and appears with its routes.
 """
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
 from typing import Any
 
-from common import errors
+from common import errors, states
 from compute_api.request import Request
+
+_SERVER = "/servers/{server_id}"
+#: Extensions that are all operations under a path of their name.
+_PATHS = """
+    os-agents os-aggregates os-availability-zone os-cells os-certificates os-cloudpipe os-console-auth-tokens
+    os-fixed-ips os-floating-ip-dns os-floating-ip-pools os-floating-ips os-floating-ips-bulk os-fping os-hosts
+    os-hypervisors os-instance_usage_audit_log os-keypairs os-migrations os-networks os-quota-class-sets os-quota-sets
+    os-security-group-default-rules os-security-groups os-server-external-events os-server-groups os-services
+    os-simple-tenant-usage os-tenant-networks
+"""
+#: Those that are one operation, or one action of a server. All others are attributes of answers and requests.
+_OPERATIONS = {
+    "NMN": "addFixedIp", "os-admin-actions": "os-resetState", "os-admin-password": "changePassword",
+    "os-assisted-volume-snapshots": "POST /os-assisted-volume-snapshots",
+    "os-attach-interfaces": f"POST {_SERVER}/os-interface", "os-baremetal-nodes": "GET /os-baremetal-nodes",
+    "os-cell-capacities": "GET /os-cells/capacities", "os-cloudpipe-update": "PUT /os-cloudpipe/{id}",
+    "os-console-output": "os-getConsoleOutput", "os-consoles": f"GET {_SERVER}/consoles",
+    "os-create-backup": "createBackup", "os-deferred-delete": "restore", "os-evacuate": "evacuate",
+    "os-flavor-access": "GET /flavors/{flavor_id}/os-flavor-access",
+    "os-flavor-extra-specs": "GET /flavors/{flavor_id}/os-extra_specs", "os-flavor-manage": "POST /flavors",
+    "os-instance-actions": f"GET {_SERVER}/os-instance-actions", "os-lock-server": "lock",
+    "os-migrate-server": "migrate", "os-networks-associate": "POST /os-networks/{network_id}/action",
+    "os-pause-server": "pause", "os-rescue": "rescue", "os-server-diagnostics": f"GET {_SERVER}/diagnostics",
+    "os-server-password": f"GET {_SERVER}/os-server-password", "os-server-start-stop": "os-start",
+    "os-shelve": "shelve", "os-suspend-server": "suspend",
+    "os-virtual-interfaces": f"GET {_SERVER}/os-virtual-interfaces",
+    "os-volume-attachment-update": f"PUT {_SERVER}/os-volume_attachments/{{volume_id}}",
+    "os-volumes": "GET /os-volumes"}
 
 _ALIASES_AND_NAMES = """
     NMN Multinic, OS-DCF DiskConfig, OS-EXT-AZ ExtendedAvailabilityZone, OS-EXT-IMG-SIZE ImageSize,
@@ -58,13 +88,30 @@ def _extension(alias: str, name: str) -> dict[str, Any]:
             "namespace": "http://docs.openstack.org/compute/ext/fake_xml", "updated": "2014-12-03T00:00:00Z"}
 
 
+def announced(operations: Collection[str]) -> dict[str, str]:
+    """Of a cloud with these operations, such as "GET /servers" and the keys of actions: alias to name."""
+    paths = {operation.partition("/")[2].partition("/")[0] for operation in operations}
+    needed = _PATHS.split()
+    return {alias: name for alias, name in _NAMES.items()
+            if (alias not in needed or alias in paths)
+            and (alias not in _OPERATIONS or _OPERATIONS[alias] in operations)}
+
+
+@functools.cache
+def _here() -> dict[str, str]:
+    from compute_api.routes import GONE, ROUTES  # they import this module
+    removed = {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
+    return announced({f"{route.method} {route.path}" for route in ROUTES} | removed
+                     | {row.key for row in states.ACTIONS})
+
+
 def index(request: Request) -> dict[str, Any]:
     """GET /extensions"""
-    return {"extensions": [_extension(alias, name) for alias, name in _NAMES.items()]}
+    return {"extensions": [_extension(alias, name) for alias, name in _here().items()]}
 
 
 def show(request: Request, alias: str) -> dict[str, Any]:
     """GET /extensions/{alias}"""
-    if alias not in _NAMES:
+    if alias not in _here():
         raise errors.NotFound("The resource could not be found.")
     return {"extension": _extension(alias, _NAMES[alias])}

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common import ids
+from common import ids, states
 from common.store import guests, hosts, schema, services
+from compute_api.resources import extensions
+from compute_api.routes import GONE, ROUTES
 from tests.api.conftest import Cloud
 
 SERVICE = {"id", "binary", "host", "zone", "status", "state", "updated_at", "disabled_reason"}
@@ -365,3 +367,23 @@ def test_extensions(cloud: Cloud) -> None:
     assert {"os-keypairs", "OS-EXT-STS"} <= {extension["alias"] for extension in found}
     assert get(cloud, "/extensions/os-keypairs", token="user")["extension"]["name"] == "Keypairs"
     get(cloud, "/extensions/nonsense", status=404)
+
+
+def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
+    there = {extension["alias"] for extension in get(cloud, "/extensions", token="user")["extensions"]}
+    routed = {route.path.split("/")[1] for route in ROUTES}
+    for alias in ("os-volumes", "os-hosts", "os-fping", "os-shelve", "os-user-data", "os-assisted-volume-snapshots"):
+        has = alias not in ("os-volumes", "os-assisted-volume-snapshots") or alias in routed
+        assert (alias in there) is has, alias
+        get(cloud, f"/extensions/{alias}", token="user", status=200 if has else 404)
+    known = set(extensions.announced([*there, "GET /os-volumes/x"]))
+    assert {"OS-EXT-STS", "os-user-data"} <= known and known.isdisjoint({"os-volumes", "os-hosts", "os-shelve", "NMN"})
+    assert {"os-volumes", "NMN", "os-hosts"} <= set(extensions.announced(["GET /os-volumes", "addFixedIp",
+                                                                          "PUT /os-hosts/{host}"]))
+
+
+def test_every_operation_of_an_extension_is_written_as_routes_are() -> None:
+    there = {f"{route.method} {route.path}" for route in ROUTES} | {row.key for row in states.ACTIONS}
+    there |= {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
+    absent = {"os-assisted-volume-snapshots", "os-baremetal-nodes", "os-volume-attachment-update", "os-volumes"}
+    assert {alias for alias, wanted in extensions._OPERATIONS.items() if wanted not in there} <= absent
