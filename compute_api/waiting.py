@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 PATIENCE = 30.0
 _ENDED = "The action was ended before it was done."
+#: What a neighbour refuses with when a quota of its is used up, or it forbids it: the user is told so.
+_FORBIDDEN = (403, 413)
 FIRST, LONGEST, SLOWER = 0.02, 0.2, 1.5
 
 
@@ -30,6 +32,7 @@ def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Pr
 
     Raises:
         Problem: of class ``failure``, with the journal's text: the step failed, or the action ended before it.
+        Forbidden: a neighbour forbids it, or its quota is used up.
     """
     clock = clock or Clock()
     end, delay = clock.monotonic() + patience, FIRST
@@ -40,7 +43,9 @@ def for_step(store: Store, action_id: str, step: str, *, failure: type[errors.Pr
         if event is not None and event.event == "succeeded":
             return event
         if event is not None and action is not None and action.state == "failed":
-            raise failure(event.message or action.message or f"The step {step} failed.")
+            refused = ((action.data or {}).get("problem") or {}).get("status") in _FORBIDDEN
+            raise (errors.Forbidden if refused else failure)(
+                event.message or action.message or f"The step {step} failed.")
         if action is None or action.state in actions.ENDED:
             raise failure(action.message if action is not None and action.message else _ENDED)
         if clock.monotonic() + delay > end:

@@ -27,7 +27,8 @@ def fail(tx: Connection, engine: Engine, workflow: Workflow, index: int, run: Ru
     assert problem is not None
     step = workflow.steps[index]
     run.note(step.name, "failed", step.host(run), str(problem), problem.details or None)
-    run.data["problem"] = {"text": str(problem), "details": problem.details, "retryable": problem.retryable}
+    run.data["problem"] = {"text": str(problem), "details": problem.details, "retryable": problem.retryable,
+                           "status": problem.status}
     if _is_past_pivot(workflow, index):
         _end_failed(tx, engine, workflow, run)
         return

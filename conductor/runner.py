@@ -139,7 +139,7 @@ def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
         except errors.Unavailable:
             raise
         except errors.Problem as problem:
-            run.fail(problem.text, str(problem.__cause__ or ""))
+            run.fail(problem.text, str(problem.__cause__ or ""), status=problem.status)
 
     answered = []
     for run, problem in zip(runs, engine.spread(step.neighbour, call, runs), strict=True):

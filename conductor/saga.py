@@ -147,12 +147,14 @@ class Engine:
 
 
 class StepFailed(Exception):
-    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator."""
+    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator; ``status`` is
+    that of a neighbour's refusal, for whom an answer waits."""
 
-    def __init__(self, text: str, details: str = "", retryable: bool = False) -> None:
+    def __init__(self, text: str, details: str = "", retryable: bool = False, status: int | None = None) -> None:
         super().__init__(text)
         self.details = details
         self.retryable = retryable
+        self.status = status
 
 
 @dataclass
@@ -239,9 +241,9 @@ class Run:
         self.paused = True
         self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None, data=self.data)
 
-    def fail(self, text: str, details: str = "", retryable: bool = False) -> None:
+    def fail(self, text: str, details: str = "", retryable: bool = False, status: int | None = None) -> None:
         """This step definitely failed."""
-        self.problem = StepFailed(text, details, retryable)
+        self.problem = StepFailed(text, details, retryable, status)
 
     def remember(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
         """A neighbour has this still to remove, or to put right; the action goes on without it."""

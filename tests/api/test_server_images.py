@@ -99,8 +99,10 @@ def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) 
     assert len(cloud.rows(schema.actions)) == 1
 
 
-@pytest.mark.parametrize(("event", "status"), [("succeeded", 202), ("failed", 409)])
-def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: str, status: int) -> None:
+@pytest.mark.parametrize(("event", "refusal", "status"), [
+    ("succeeded", None, 202), ("failed", None, 409), ("failed", 400, 409), ("failed", 403, 403), ("failed", 413, 403)])
+def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: str, refusal: int | None, status: int
+                                                      ) -> None:
     """The conductor is this test: it writes the step's outcome while the request waits."""
     cloud: Cloud = make_cloud(answer_patience=10)
     server = cloud.create()
@@ -116,12 +118,14 @@ def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: st
                     "action_id": action.id, "seq": 1, "step": "record", "attempt": 1, "event": event, "host": None,
                     "message": "The image quota is used up.", "details": None})
                 if event == "failed":
-                    tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action.id).values(state="failed"))
+                    tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action.id).values(
+                        state="failed", data={"problem": {"status": refusal}} if refusal else {}))
     cloud.services.bell = Conductor()
     answer = act(cloud, server, "createImage", {"name": "img"}, "2.45")
     assert answer.status_code == status
     if event == "failed":
-        assert answer.json["conflictingRequest"]["message"] == "The image quota is used up."
+        [fault] = answer.json.values()
+        assert fault == {"code": status, "message": "The image quota is used up."}
 
 
 def test_when_too_many_wait_the_answer_does_not(make_cloud: Any) -> None:

@@ -21,6 +21,7 @@ def test_an_image_service_that_refuses_ends_the_action_as_before(cloud: Cloud, w
     trial.is_right(states.ACTIVE, 1)
     last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (last.state, last.message) == ("failed", "You have no room for another image.")
+    assert last.data["problem"]["status"] == 403, "by it the user's answer says whose refusal it is"
     assert [host.driver.guests[trial.server].power_state for host in cloud.hosts.values()
             if trial.server in host.driver.guests] == [states.RUNNING]
 
