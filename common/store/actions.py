@@ -72,8 +72,8 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> Row[Any
         NotFound: there is none, or it is another project's.
     """
     query = sa.select(servers.c.project_id, servers.c.user_id, servers.c.fence, servers.c.action, servers.c.vm_state,
-                      servers.c.task_state, servers.c.locked, servers.c.locked_by).where(
-        servers.c.id == server_id, servers.c.deleted == 0)
+                      servers.c.task_state, servers.c.locked, servers.c.locked_by, servers.c.host,
+                      servers.c.launched_at).where(servers.c.id == server_id, servers.c.deleted == 0)
     if project_id is not None:
         query = query.where(servers.c.project_id == project_id)
     found = tx.execute(for_update(query)).first()

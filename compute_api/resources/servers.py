@@ -232,8 +232,9 @@ SOFT_DELETE, DELETE = (next(row for row in states.ACTIONS if row.key == key) for
 def delete(request: Request, server: Any) -> None:
     """DELETE /servers/{id}: always wins over what is being done to the server.
 
-    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of something, or
-    was never whole, goes at once. A server that is kept already stays so: the same request changes nothing twice.
+    Where deleted servers are kept for a while, one that rests is kept; one that is in the middle of something, is on no
+    host or was never whole, goes at once. A server that is kept already stays so: the same request changes nothing
+    twice.
     """
     if request.services.settings.reclaim_interval == 0:
         rows: tuple[states.Action, ...] = (DELETE,)
@@ -241,9 +242,18 @@ def delete(request: Request, server: Any) -> None:
         return actions.check(DELETE, server.id, server, request.context)
     else:
         rows = (SOFT_DELETE, DELETE)
-    request.begin(_begin_first, rows, server.id)
+    request.begin(_begin_first if len(rows) == 1 or server.vm_state != states.ERROR else _begin_broken, rows, server.id)
     request.services.bell.ring()
     return None
+
+
+def _begin_broken(tx: Any, rows: Sequence[states.Action], server_id: str, **named: Any) -> str:
+    """Keep a server in ERROR that has run and is on a host; unless it was to be kept before, and could not."""
+    row = actions.take_lock(tx, server_id, named["project_id"])
+    last = actions.list_for(tx, server_id, limit=1)
+    failed = last and (last[0].workflow, last[0].state) == ("soft_delete", "failed")
+    kept = row.host is not None and row.launched_at is not None and not failed
+    return _begin_first(tx, rows if kept else rows[-1:], server_id, **named)
 
 
 def _begin_first(tx: Any, rows: Sequence[states.Action], server_id: str, **named: Any) -> str:

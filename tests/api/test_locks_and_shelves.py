@@ -164,13 +164,26 @@ def kind(make_cloud: Callable[..., Cloud]) -> Cloud:
 
 @pytest.mark.parametrize(("vm_state", "values", "workflow"), [
     ("active", {}, "soft_delete"), ("stopped", {}, "soft_delete"), ("building", {}, "delete"),
-    ("active", {"task_state": "rebooting"}, "delete"), ("soft-delete", {"task_state": "restoring"}, "delete")])
+    ("active", {"task_state": "rebooting"}, "delete"), ("soft-delete", {"task_state": "restoring"}, "delete"),
+    ("error", {"launched_at": 1}, "soft_delete"), ("error", {}, "delete"),
+    ("error", {"launched_at": 1, "host": None}, "delete"), ("error", {"launched_at": 1, "task_state": "x"}, "delete"),
+    ("shelved_offloaded", {"launched_at": 1, "host": None}, "delete"), ("resized", {"launched_at": 1}, "delete")])
 def test_what_rests_is_kept_and_all_else_goes_at_once(kind: Cloud, vm_state: str, values: dict[str, Any],
                                                       workflow: str) -> None:
     server = kind.create()
     kind.rest(server, vm_state, **values)
     assert kind.call("DELETE", f"/servers/{server}").status_code == 204
     assert newest(kind).workflow == workflow
+
+
+def test_a_broken_server_that_cannot_be_kept_goes_with_the_next_delete(kind: Cloud) -> None:
+    server = kind.create()
+    kind.rest(server, "error", launched_at=1)
+    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
+    kind.change(schema.actions, schema.actions.c.id == newest(kind).id, state="failed")
+    kind.rest(server, "error", launched_at=1)
+    assert kind.call("DELETE", f"/servers/{server}").status_code == 204
+    assert newest(kind).workflow == "delete"
 
 
 def test_a_server_that_is_kept_stays_so(kind: Cloud) -> None:
