@@ -16,7 +16,8 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """The size of a server, frozen into it when it is created or resized."""
+    """The size of a server, frozen into it when it is created or resized. ``number``: of its row in the store, by which
+    migrations name it; 0 where nobody looked."""
 
     id: str
     name: str
@@ -26,6 +27,7 @@ class Flavor:
     ephemeral_gb: int = 0
     swap_mb: int = 0
     extra_specs: dict[str, str] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
 
     @property
     def disk_gb(self) -> int:

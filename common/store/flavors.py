@@ -168,7 +168,7 @@ def record(row: Row[Any]) -> models.Flavor:
     """The row as the record that a server freezes."""
     return models.Flavor(id=row.flavorid, name=row.name, vcpus=row.vcpus, memory_mb=row.memory_mb,
                          root_gb=row.root_gb, ephemeral_gb=row.ephemeral_gb, swap_mb=row.swap_mb,
-                         extra_specs=dict(row.extra_specs))
+                         extra_specs=dict(row.extra_specs), number=row.id)
 
 
 def _visible_to(project_id: str) -> sa.ColumnElement[bool]:

@@ -42,7 +42,9 @@ def index(request: Request) -> dict[str, Any]:
 
     def work(tx: Any) -> tuple[list[Any], dict[str, int]]:
         rows = migrations.page(tx, limit=limit, **wanted)
-        return rows, flavors.numbers(tx, {flavor["id"] for row in rows for flavor in (row.old_flavor, row.new_flavor)})
+        unsaid = {flavor["id"] for row in rows for flavor in (row.old_flavor, row.new_flavor)
+                  if not flavor.get("number")}
+        return rows, flavors.numbers(tx, unsaid) if unsaid else {}
     rows, numbers = request.read(work)
     shown = view.View(request.links, request.allows(_API + "os-migrations:index:host"), numbers)
     items = view.many(rows, shown, request.version)

@@ -20,7 +20,8 @@ ON_ITS_WAY = ("queued", "preparing", "running", "post-migrating")
 
 @dataclass
 class View:
-    """What the rows of one answer share. with_hosts: may the caller know them? numbers: flavor id to its number."""
+    """What the rows of one answer share. with_hosts: may the caller know them? numbers: flavor id to its number,
+    where the row does not say it."""
 
     links: Links
     with_hosts: bool = False
@@ -37,8 +38,9 @@ def _host(column: str) -> Callable[[Any, View], Any]:
 
 
 def _number(column: str) -> Callable[[Any, View], int | None]:
-    """Flavors that are gone have none."""
-    return lambda row, view: view.numbers.get(getattr(row, column)["id"])
+    """As it was frozen into the server: a flavor that is gone keeps its number. Flavors that were frozen by earlier
+    releases are looked up, as long as they are there."""
+    return lambda row, view: getattr(row, column).get("number") or view.numbers.get(getattr(row, column)["id"])
 
 
 def _bytes(name: str) -> Callable[[Any, View], int | None]:

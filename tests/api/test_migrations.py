@@ -70,6 +70,18 @@ def test_what_is_shown_of_a_migration(cloud: Cloud, mv: str, more: set[str]) -> 
         "old_instance_type_id": numbers["2"], "new_instance_type_id": numbers["large"], **dict.fromkeys(more)}
 
 
+def test_the_flavors_of_a_migration_outlive_their_deletion(cloud: Cloud) -> None:
+    numbers = {row.flavorid: row.id for row in cloud.rows(schema.flavors)}
+    server = cloud.create()
+    cloud.rest(server)
+    resize = {"resize": {"flavorRef": "2"}}
+    assert cloud.call("POST", f"/servers/{server}/action", resize).status_code == 202
+    for flavor in ("1", "2"):
+        assert cloud.call("DELETE", f"/flavors/{flavor}", token="admin").status_code == 202
+    [shown] = listed(cloud)["migrations"]
+    assert (shown["old_instance_type_id"], shown["new_instance_type_id"]) == (numbers["1"], numbers["2"])
+
+
 def test_what_is_not_known_yet_or_not_any_more_is_null(cloud: Cloud) -> None:
     add(cloud, dest_host=None, new_flavor={"id": "gone", "name": "m1.gone"})
     [shown] = listed(cloud)["migrations"]
