@@ -21,6 +21,7 @@ def build(shelf: Shelf) -> App:
     app.add_route("/v2/images", Images(shelf))
     app.add_route("/v2/images/{key}", image)
     app.add_route("/v2/images/{key}/file", Data(shelf))
+    app.add_route("/v2/images/{key}/tasks", image, suffix="tasks")
     app.add_route("/v2/images/{key}/actions/{switch}", image, suffix="switch")
     app.add_route("/v2/images/{key}/tags/{tag}", image, suffix="tag")
     app.add_route("/v2/images/{key}/members", members)

@@ -126,6 +126,22 @@ def patched(image: Mapping[Any, Any], operations: object, caller: Caller) -> Col
     return checked(properties | changes, caller)
 
 
+def modern(operations: object) -> object:
+    """Operations as API v2.0 wrote them, {"add": "/name", "value": …}, in today's form; what is neither stays, and is
+    refused like all others."""
+    if not isinstance(operations, list):
+        return operations
+    return [_modern(one) if isinstance(one, dict) else one for one in operations]
+
+
+def _modern(operation: dict[str, Any]) -> dict[str, Any]:
+    verbs = [verb for verb in ("add", "replace", "remove") if verb in operation]
+    if len(verbs) != 1 or "op" in operation or "path" in operation:
+        return {}
+    rest = {name: value for name, value in operation.items() if name != verbs[0]}
+    return {"op": verbs[0], "path": operation[verbs[0]], **rest}
+
+
 def _operation(operation: object) -> tuple[str, str, Any]:
     """(verb, attribute, value) of one operation. Raises 400."""
     if not isinstance(operation, dict) or operation.get("op") not in ("add", "replace", "remove"):

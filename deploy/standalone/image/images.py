@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of /v2/images: the collection, one image, its data, its two switches and its tags."""
+"""The resources of /v2/images: the collection, one image, its data, its tasks, its two switches and its tags."""
 
 import uuid
 from typing import Any
@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 import falcon
 from sqlalchemy import Row
 
-from deploy.standalone.image.attributes import checked, patched, tag_of, view
+from deploy.standalone.image.attributes import checked, modern, patched, tag_of, view
 from deploy.standalone.image.caller import Caller
 from deploy.standalone.image.listing import matching, page
 from deploy.standalone.image.shelf import Shelf
 from deploy.standalone.web import answer, read_bytes, read_json
 
-PATCH_TYPE = "application/openstack-images-v2.1-json-patch"
+PATCH_TYPE, OLD_PATCH_TYPE = (f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0))
 
 
 class Images:
@@ -67,7 +67,8 @@ def _new_id(asked: object) -> str:
 
 
 class Image:
-    """GET, PATCH and DELETE /v2/images/{key}; POST .../actions/{switch}; PUT and DELETE .../tags/{tag}."""
+    """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and DELETE
+    .../tags/{tag}."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -76,14 +77,21 @@ class Image:
         answer(resp, view(self._shelf.find(req.context.caller, key)._mapping))
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        if (req.content_type or "").partition(";")[0].strip() != PATCH_TYPE:
-            raise falcon.HTTPUnsupportedMediaType(description=f"Send {PATCH_TYPE}.",
-                                                  headers={"Accept-Patch": PATCH_TYPE})
+        form = (req.content_type or "").partition(";")[0].strip()
+        if form not in (PATCH_TYPE, OLD_PATCH_TYPE):
+            raise falcon.HTTPUnsupportedMediaType(description=f"Send {PATCH_TYPE}.", headers={
+                "Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"})
         operations = read_json(req)
+        if form == OLD_PATCH_TYPE:
+            operations = modern(operations)
         image = self._owned(req, key)
         columns = patched(image._mapping, operations, req.context.caller)
         self._change(image, columns, properties=image.properties, status=image.status)
         self.on_get(req, resp, key)
+
+    def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        self._shelf.find(req.context.caller, key)
+        answer(resp, {"tasks": []})     # tasks are those of imports, and there is no way to import
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._shelf.remove(self._owned(req, key))
