@@ -3,10 +3,11 @@
 
 
 from deploy.standalone.identity.account import ApplicationCredentials, Password
-from deploy.standalone.identity.assignments import HELD, Assignments, RoleAssignments
+from deploy.standalone.identity.assignments import HELD, SYSTEM, Assignments, RoleAssignments
 from deploy.standalone.identity.auth import Mine, Tokens
 from deploy.standalone.identity.catalogue import Versions
 from deploy.standalone.identity.gate import Gate
+from deploy.standalone.identity.limits import Limits
 from deploy.standalone.identity.nouns import KINDS, Collection, Item
 from deploy.standalone.web import App, application
 
@@ -21,6 +22,7 @@ def build(gate: Gate) -> App:
     app.add_route("/v3/auth/catalog", mine, suffix="catalog")
     app.add_route("/v3/auth/projects", mine, suffix="projects")
     app.add_route("/v3/auth/domains", mine, suffix="domains")
+    app.add_route("/v3/auth/system", mine, suffix="system")
     app.add_route("/v3/users/{key}/projects", mine, suffix="user_projects")
     app.add_route("/v3/users/{key}/password", Password(gate))
     app.add_route("/v3/users/{key}/application_credentials", credentials)
@@ -30,6 +32,11 @@ def build(gate: Gate) -> App:
         assignments = Assignments(gate, targets)
         app.add_route(f"/v3/{targets}/{{key}}/users/{{user}}/roles", assignments, suffix="all")
         app.add_route(f"/v3/{targets}/{{key}}/users/{{user}}/roles/{{role}}", assignments)
+    assignments = Assignments(gate, SYSTEM)
+    app.add_route("/v3/system/users/{user}/roles", assignments, suffix="all")
+    app.add_route("/v3/system/users/{user}/roles/{role}", assignments)
+    for plural in ("limits", "registered_limits"):
+        app.add_route(f"/v3/{plural}", Limits(gate, plural))
     for plural, kind in KINDS.items():
         app.add_route(f"/v3/{plural}", Collection(gate, kind))
         app.add_route(f"/v3/{plural}/{{key}}", Item(gate, kind))

@@ -69,7 +69,8 @@ class Tokens:
 
 
 class Mine:
-    """GET /v3/auth/catalog, /v3/auth/projects, /v3/auth/domains and /v3/users/{id}/projects."""
+    """GET /v3/auth/catalog, /v3/auth/projects, /v3/auth/domains, /v3/auth/system and
+    /v3/users/{id}/projects."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -85,6 +86,12 @@ class Mine:
 
     def on_get_domains(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._entered(req, resp, self._gate.caller(req).user_id, "domains", schema.domain_roles)
+
+    def on_get_system(self, req: falcon.Request, resp: falcon.Response) -> None:
+        caller = self._gate.caller(req)
+        with self._gate.database.read() as connection:
+            held = tokens.system_roles_of(connection, caller.user_id)
+        answer(resp, {"system": [{"all": True}] if held else [], "links": {"self": f"{req.prefix}/v3/auth/system"}})
 
     def on_get_user_projects(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         self._gate.self_or_admin(req, key)

@@ -62,28 +62,32 @@ def _has_scope_object(auth: object) -> bool:
 def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: Any) -> Grant:
     first = next((proof for proof in proofs if proof.application_credential_id), proofs[0])
     parent = next((proof for proof in proofs if proof.expires_at), None)
-    project_id, domain_id = first.project_id, None
+    project_id, domain_id, system = first.project_id, None, False
     if first.application_credential_id:
         if scope is not None:
             raise unauthorized("An application credential brings its own scope: send none.")
     else:
+        system = isinstance(scope, dict) and set(scope) == {"system"}
         project_id, domain_id = _find_scope(database, first.user_id, scope)
     return Grant(first.user_id, sorted(set(methods) | {name for proof in proofs for name in proof.methods}),
                  project_id, domain_id, first.application_credential_id,
-                 parent.parent_audit_id if parent else None, parent.expires_at if parent else None)
+                 parent.parent_audit_id if parent else None, parent.expires_at if parent else None,
+                 system)
 
 
 def _find_scope(database: Database, user_id: str, scope: Any) -> tuple[str | None, str | None]:
-    """(project id, domain id) of what was asked; both None for unscoped."""
+    """(project id, domain id) of what was asked; both None for unscoped, and for the system."""
     if scope is None:
         return _default_project(database, user_id), None
     if scope == "unscoped" or set(scope) == {"unscoped"}:
         return None, None
     if set(scope) == {"system"}:
-        raise unauthorized("System scope is not offered: ask for a project.")
+        if scope["system"] != {"all": True}:
+            raise falcon.HTTPBadRequest(description="'auth.scope.system' must be {\"all\": true}.")
+        return None, None
     if set(scope) not in ({"project"}, {"domain"}):
         raise falcon.HTTPBadRequest(
-            description="'auth.scope' must hold exactly one of project, domain, unscoped."
+            description="'auth.scope' must hold exactly one of project, domain, system, unscoped."
         )
     if "domain" in scope:
         return None, _required(_find(database, schema.domains, scope["domain"], "auth.scope.domain")).id

@@ -39,7 +39,9 @@ def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: 
         _ensure(connection, schema.regions, {"id": REGION})
         roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
         for user, project, names in USERS:
-            _ensure_user(connection, user, hashes[user], project, [roles[name] for name in names])
+            key = _ensure_user(connection, user, hashes[user], project, [roles[name] for name in names])
+            if user == "admin":
+                _ensure_row(connection, schema.system_roles, {"user_id": key, "role_id": roles["admin"]})
         for kind, url in endpoints.items():
             service = _ensure(connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)})
             for interface in ("public", "internal", "admin"):
@@ -54,7 +56,7 @@ def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: 
 
 def _ensure_user(
     connection: Connection, name: str, password_hash: str, project: str, roles: list[str]
-) -> None:
+) -> str:
     home = {"domain_id": schema.DEFAULT_DOMAIN}
     project_id = _ensure(connection, schema.projects, home | {"name": project})
     user_id = _ensure(connection, schema.users, home | {"name": name}, {"password_hash": password_hash})
@@ -62,9 +64,14 @@ def _ensure_user(
         update(schema.users).where(schema.users.c.id == user_id).values(password_hash=password_hash)
     )
     for role_id in roles:
-        key = {"project_id": project_id, "user_id": user_id, "role_id": role_id}
-        if connection.execute(select(schema.project_roles).filter_by(**key)).first() is None:
-            connection.execute(insert(schema.project_roles).values(key))
+        _ensure_row(connection, schema.project_roles,
+                    {"project_id": project_id, "user_id": user_id, "role_id": role_id})
+    return user_id
+
+
+def _ensure_row(connection: Connection, table: Table, key: Mapping[str, Any]) -> None:
+    if connection.execute(select(table).filter_by(**key)).first() is None:
+        connection.execute(insert(table).values(key))
 
 
 def _ensure(connection: Connection, table: Table, key: Mapping[str, Any],

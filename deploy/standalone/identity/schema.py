@@ -77,6 +77,9 @@ domain_roles = _table(
     "domain_roles", _to("domains.id", primary_key=True), _to("users.id", primary_key=True),
     _to("roles.id", primary_key=True), Index("domain_roles_by_user", "user_id"))
 
+#: Who has which role in the whole of the cloud.
+system_roles = _table("system_roles", _to("users.id", primary_key=True), _to("roles.id", primary_key=True))
+
 services = _table(
     "services", Column("id", String, primary_key=True), Column("type", String, nullable=False),
     Column("name", String, nullable=False, default=""), Column("description", Text),
@@ -118,3 +121,7 @@ tokens = _table(
     _to("projects.id"), _to("domains.id"), _to("application_credentials.id"),
     Column("methods", JSON, nullable=False), Column("audit_ids", JSON, nullable=False),
     Column("issued_at", String, nullable=False), Column("expires_at", String, nullable=False, index=True))
+
+#: The tokens whose scope is the whole of the cloud.
+system_tokens = _table(
+    "system_tokens", Column("digest", ForeignKey("tokens.digest", ondelete="CASCADE"), primary_key=True))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, true
 
 from deploy.standalone.identity import schema
 from deploy.standalone.identity.schema import application_credentials as credentials
-from deploy.standalone.identity.schema import projects, roles, tokens, users
+from deploy.standalone.identity.schema import projects, roles, system_tokens, tokens, users
 
 USER_DOMAIN = schema.domains.alias("user_domain")
 PROJECT_DOMAIN = schema.domains.alias("project_domain")
@@ -38,6 +38,7 @@ class Grant:
     application_credential_id: str | None = None
     parent_audit_id: str | None = None
     expires_at: str | None = None
+    system: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedel
         digest=digest(secret), user_id=grant.user_id, project_id=grant.project_id, domain_id=grant.domain_id,
         application_credential_id=grant.application_credential_id, methods=grant.methods, audit_ids=audit_ids,
         issued_at=text_of(now), expires_at=grant.expires_at or text_of(now + lifetime)))
+    if grant.system:
+        connection.execute(insert(system_tokens).values(digest=digest(secret)))
     return secret
 
 
@@ -91,8 +94,9 @@ def load(connection: Connection, secret: str, now: datetime) -> Token | None:
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
     if row is None or row.expires_at <= text_of(now) or not _stands(row, now):
         return None
-    scoped = row.project_id or row.domain_id
-    held = roles_of(connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id)
+    scoped = row.project_id or row.domain_id or row.system
+    held = (system_roles_of(connection, row.user_id) if row.system else
+            roles_of(connection, row.user_id, row.project_id, row.domain_id, row.application_credential_id))
     return Token(row, held) if held or not scoped else None
 
 
@@ -123,6 +127,17 @@ def roles_of(connection: Connection, user_id: str, project_id: str | None, domai
     mine = implied({row.name for row in rows if row.held})
     if credential_id:
         mine &= implied({row.name for row in rows if row.lent})
+    return [
+        {"id": row.id, "name": row.name} for row in sorted(rows, key=lambda row: row.name) if row.name in mine
+    ]
+
+
+def system_roles_of(connection: Connection, user_id: str) -> list[Named]:
+    """The roles of a user in the whole of the cloud, implied ones included."""
+    table = schema.system_roles
+    rows = connection.execute(select(roles.c.id, roles.c.name, select(true()).where(
+        table.c.user_id == user_id, table.c.role_id == roles.c.id).exists().label("held"))).all()
+    mine = implied({row.name for row in rows if row.held})
     return [
         {"id": row.id, "name": row.name} for row in sorted(rows, key=lambda row: row.name) if row.name in mine
     ]
@@ -159,6 +174,8 @@ def view(token: Token, catalogue: list[dict[str, Any]] | None) -> dict[str, Any]
         body["is_domain"] = False
     if row.domain_id:
         body["domain"] = {"id": row.domain_id, "name": row.scope_domain_name}
+    if row.system:
+        body["system"] = {"all": True}
     if row.application_credential_id:
         body["application_credential"] = {"id": row.application_credential_id, "name": row.credential_name,
                                           "restricted": not row.unrestricted}
@@ -195,11 +212,13 @@ _FULL_ROW = select(
     credentials.c.name.label("credential_name"),
     credentials.c.unrestricted,
     credentials.c.expires_at.label("credential_expires_at"),
+    system_tokens.c.digest.label("system"),
 ).select_from(
     tokens.join(users, users.c.id == tokens.c.user_id)
     .join(USER_DOMAIN, USER_DOMAIN.c.id == users.c.domain_id)
     .outerjoin(projects, projects.c.id == tokens.c.project_id)
     .outerjoin(PROJECT_DOMAIN, PROJECT_DOMAIN.c.id == projects.c.domain_id)
     .outerjoin(SCOPE_DOMAIN, SCOPE_DOMAIN.c.id == tokens.c.domain_id)
+    .outerjoin(system_tokens, system_tokens.c.digest == tokens.c.digest)
     .outerjoin(credentials, credentials.c.id == tokens.c.application_credential_id)
 )

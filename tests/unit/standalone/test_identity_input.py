@@ -79,7 +79,8 @@ def test_a_wrong_login_is_refused_by_name(identity: Any, auth: Any, status: int,
 @pytest.mark.parametrize(("scope", "status"), [
     ({"project": {"id": "nowhere"}}, 401), ({"project": {"name": "admin"}}, 400), ({"project": {}}, 400),
     ({"project": {"name": "admin", "domain": {"name": "none"}}}, 401), ({"domain": {"id": "default"}}, 401),
-    ({"galaxy": {}}, 400), ({}, 400), (5, 400), ("everything", 400), ({"system": {"all": True}}, 401),
+    ({"galaxy": {}}, 400), ({}, 400), (5, 400), ("everything", 400),
+    ({"system": {"all": False}}, 400), ({"system": 5}, 400),
     ({"project": {"id": "a"}, "domain": {"id": "b"}}, 400), ({"project": []}, 400)])
 def test_an_unknown_scope_is_refused(identity: Any, scope: Any, status: int) -> None:
     assert identity.login(scope).status_code == status

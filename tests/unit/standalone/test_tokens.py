@@ -91,3 +91,60 @@ def test_nobodys_password_matches_nothing() -> None:
     assert not passwords.matches(stored, "wrong")
     assert not passwords.matches(None, "right")
     assert "right" not in stored
+
+
+SYSTEM = {"system": {"all": True}}
+
+
+def made(identity: Any, noun: str, **values: Any) -> str:
+    return str(identity.request("POST", f"/v3/{noun}s", json={noun: values}).json[noun]["id"])
+
+
+def test_roles_in_the_whole_cloud_open_it_and_no_project(identity: Any) -> None:
+    user = made(identity, "user", name="everywhere", password="everywhere", domain_id="default")
+    reader = next(role["id"] for role in identity.request("GET", "/v3/roles").json["roles"]
+                  if role["name"] == "reader")
+    login, path = {"name": "everywhere", "password": "everywhere"}, f"/v3/system/users/{user}/roles"
+    assert identity.login(SYSTEM, **login).status_code == 401
+    assert identity.request("GET", f"{path}/{reader}").status_code == 404
+    for _ in range(2):
+        assert identity.request("PUT", f"{path}/{reader}").status_code == 204
+    assert identity.request("HEAD", f"{path}/{reader}").status_code == 204
+    assert [role["name"] for role in identity.request("GET", path).json["roles"]] == ["reader"]
+    scoped = identity.login(SYSTEM, **login)
+    token, secret = scoped.json["token"], scoped.headers["X-Subject-Token"]
+    assert (token["system"], [role["name"] for role in token["roles"]]) == ({"all": True}, ["reader"])
+    assert "catalog" in token and not {"project", "domain"} & set(token)
+    assert identity.request("GET", "/v3/auth/system", token=secret).json["system"] == [{"all": True}]
+    assert identity.request("GET", "/v3/users", token=secret).status_code == 403
+    assert identity.login(PROJECT, **login).status_code == 401
+    assert identity.request("PUT", f"{path}/{reader}", token=secret).status_code == 403
+    assert identity.request("DELETE", f"{path}/{reader}").status_code == 204
+    assert identity.request("GET", "/v3/auth/system", token=secret).status_code == 401, "it has no role left"
+    assert identity.request("DELETE", f"{path}/{reader}").status_code == 404
+
+
+def test_roles_in_the_whole_cloud_need_a_user_and_a_role(identity: Any) -> None:
+    for path in ("none/roles", "none/roles/none"):
+        method = "PUT" if path.endswith("/none") else "GET"
+        assert identity.request(method, f"/v3/system/users/{path}").status_code == 404
+
+
+def test_the_admin_may_ask_for_the_whole_cloud(identity: Any) -> None:
+    scoped = identity.login(SYSTEM)
+    assert {"admin", "manager", "member", "reader"} == {role["name"] for role in scoped.json["token"]["roles"]}
+    secret = scoped.headers["X-Subject-Token"]
+    [held] = identity.request("GET", "/v3/role_assignments?scope.system=all&include_names", token=secret).json[
+        "role_assignments"]
+    assert (held["scope"], held["role"]["name"], held["user"]["name"]) == (SYSTEM, "admin", "admin")
+    assert held["links"]["assignment"].endswith(f"/v3/system/users/{held['user']['id']}/roles/{held['role']['id']}")
+    everything = identity.request("GET", "/v3/role_assignments", token=secret).json["role_assignments"]
+    assert {next(iter(one["scope"])) for one in everything} >= {"system", "project"}
+    exchanged = identity.authenticate({"identity": {"methods": ["token"], "token": {"id": secret}}, "scope": PROJECT})
+    assert exchanged.json["token"]["project"]["name"] == "admin" and "system" not in exchanged.json["token"]
+
+
+def test_there_are_no_limits(identity: Any) -> None:
+    for noun in ("limits", "registered_limits"):
+        assert identity.request("GET", f"/v3/{noun}").json[noun] == []
+        assert identity.request("POST", f"/v3/{noun}", json={noun: []}).status_code == 403
