@@ -23,6 +23,9 @@ INSTALLER = ROOT / "deploy/requirements-installer.txt"
 ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-placement-tests.txt"
 #: Tempest, a program of its own with packages of its own.
 TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
+#: Nova itself, in an environment of its own: its schemas of requests and responses are what ours are compared with.
+NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
+NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = NOVA / "bin/python", NOVA / "schemas.json", ROOT / "tests/nova/reader.py"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
 
 
@@ -69,14 +72,43 @@ def make_tempest(log: Path) -> str:
     Raises:
         Failure: a package could not be downloaded.
     """
-    lock, stamp = TEMPEST_LOCK.read_text(), TEMPEST / ".lock"
-    if stamp.exists() and stamp.read_text() == lock:
+    stamp = TEMPEST / f".made-{_digest(TEMPEST_LOCK)}"
+    if stamp.exists():
         return "up to date"
-    run([sys.executable, "-m", "venv", "--clear", "--without-pip", TEMPEST], ADVICE, log=log)
-    install, more = _installer("--require-hashes", "--requirement", TEMPEST_LOCK, python=TEMPEST / "bin/python")
-    run(install, ADVICE, log=log, env=more)
-    stamp.write_text(lock)
+    _make_apart(TEMPEST, TEMPEST_LOCK, log)
+    stamp.touch()
     return f"made from {TEMPEST_LOCK.name}"
+
+
+def make_nova(log: Path) -> str:
+    """Install Nova beside everything else, and let it write down its schemas; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded or built.
+    """
+    if nova_is_there():
+        return "up to date"
+    _make_apart(NOVA, NOVA_LOCK, log)
+    run([NOVA_PYTHON, "-W", "ignore", NOVA_READER, NOVA_SCHEMAS], "Report this: Nova's schemas are not as expected.",
+        log=log)
+    _nova_stamp().touch()
+    return f"made from {NOVA_LOCK.name}"
+
+
+def nova_is_there() -> bool:
+    """Are Nova's schemas those of the lock?"""
+    return _nova_stamp().exists()
+
+
+def _nova_stamp() -> Path:
+    return NOVA / f".made-{_digest(NOVA_LOCK, NOVA_READER)}"
+
+
+def _make_apart(folder: Path, lock: Path, log: Path) -> None:
+    """An environment of its own, with what the lock says and nothing else."""
+    run([VENV / "bin/uv", "venv", "--quiet", "--clear", "--python", PYTHON, folder], ADVICE, log=log)
+    install, more = _installer("--require-hashes", "--requirement", lock, python=folder / "bin/python")
+    run(install, ADVICE, log=log, env=more)
 
 
 def _installer(*options: str | Path, python: Path = PYTHON) -> tuple[list[str | Path], dict[str, str]]:
@@ -89,5 +121,8 @@ def _installer(*options: str | Path, python: Path = PYTHON) -> tuple[list[str | 
 
 
 def _stamp(lock: Path) -> Path:
-    digest = hashlib.sha256(lock.read_bytes() + (ROOT / "setup.cfg").read_bytes())
-    return VENV / f".lock-{digest.hexdigest()[:32]}"
+    return VENV / f".lock-{_digest(lock, ROOT / 'setup.cfg')}"
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]

@@ -69,7 +69,7 @@ EVENT_FIELDS: tuple[Field, ...] = (
     Field("result", _result),
     Field("traceback", lambda row, view: row.ended.details if row.failed and row.ended else None, rule=TRACES),
     Field("hostId", lambda row, view: host_id(row.action.project_id, row.begun.host), since="2.62"),
-    Field("host", lambda row, view: row.begun.host, since="2.62", rule=TRACES),
+    Field("host", lambda row, view: row.begun.host or "", since="2.62", rule=TRACES),
     Field("details", _details, since="2.84", rule=DETAILS),
 )
 #: Who sees the events at all.

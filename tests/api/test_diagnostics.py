@@ -46,6 +46,7 @@ def test_a_host_that_says_too_little_or_too_much_does_not_change_the_shape(cloud
     cloud.agents.diagnostics = {"state": "running", "secret": 1, "disk_details": [{"path": "/x", "read_bytes": 1}]}
     answer = cloud.call("GET", f"/servers/{server}/diagnostics", token="admin", mv="2.48").json
     assert set(answer) == set(FOUND)
+    assert (answer["driver"], answer["config_drive"], answer["uptime"]) == ("libvirt", False, None)
     assert answer["disk_details"] == [{"read_bytes": 1, "read_requests": None, "write_bytes": None,
                                        "write_requests": None, "errors_count": None}]
 

@@ -16,8 +16,9 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
 
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
-MADE = Interface("p9", "n9", "red", "fa:16:3e:00:00:09", [{
-    "address": "10.0.0.9", "version": 4, "prefix": 24, "subnet": "s9", "gateway": None, "dns": [], "routes": [],
+NETWORK, PORT, SUBNET = (f"{number}0000000-0000-4000-8000-000000000000" for number in range(1, 4))
+MADE = Interface(PORT, NETWORK, "red", "fa:16:3e:00:00:09", [{
+    "address": "10.0.0.9", "version": 4, "prefix": 24, "subnet": SUBNET, "gateway": None, "dns": [], "routes": [],
     "dhcp": True, "floating": []}], 1450, "data", active=True)
 
 
@@ -97,8 +98,8 @@ def test_an_attachment_is_answered_with_what_the_guest_has_got(wired: Cloud, ser
     answer = attach(wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data")
     assert answer.status_code == 200
     assert answer.json == {"interfaceAttachment": {
-        "port_id": "p9", "net_id": "n9", "mac_addr": "fa:16:3e:00:00:09", "port_state": "ACTIVE", "tag": "data",
-        "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": "s9"}]}}
+        "port_id": PORT, "net_id": NETWORK, "mac_addr": "fa:16:3e:00:00:09", "port_state": "ACTIVE", "tag": "data",
+        "fixed_ips": [{"ip_address": "10.0.0.9", "subnet_id": SUBNET}]}}
     [action] = begun(wired, "attach_interface")
     assert (action.workflow, action.args["security_groups"]) == ("attach_interface", [])
     assert action.args["networks"] == [{"network": red, "label": "red", "fixed_ip": "10.0.0.9", "tag": "data"}]

@@ -13,7 +13,7 @@ from tests.api.networks import Networks
 
 PROXIES = [route for route in ROUTES if route.path.startswith((
     "/os-networks", "/os-tenant-networks", "/os-security-group", "/os-floating-ip"))]
-NOWHERE = ids.new()
+NOWHERE, SERVER = ids.new(), ids.new()
 
 
 def body_of(path: str) -> dict[str, Any]:
@@ -231,9 +231,9 @@ def test_the_life_of_a_floating_ip(wired: Cloud, networks: Networks, public: str
     assert answer.status_code == 200, answer.text
     made = answer.json["floating_ip"]
     assert made == {"id": made["id"], "ip": "172.24.4.2", "pool": "public", "fixed_ip": None, "instance_id": None}
-    port = networks.add_port(networks.add_network("red", PROJECT), PROJECT, "10.0.0.9", device_id="a-server")
+    port = networks.add_port(networks.add_network("red", PROJECT), PROJECT, "10.0.0.9", device_id=SERVER)
     networks.floating_ips[0].update(port_id=port, fixed_ip_address="10.0.0.9")
-    used = {**made, "fixed_ip": "10.0.0.9", "instance_id": "a-server"}
+    used = {**made, "fixed_ip": "10.0.0.9", "instance_id": SERVER}
     path = f"/os-floating-ips/{made['id']}"
     assert wired.call("GET", path).json == {"floating_ip": used}
     assert wired.call("GET", "/os-floating-ips").json == {"floating_ips": [used]}

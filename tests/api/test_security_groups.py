@@ -13,8 +13,12 @@ from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
 
 
+def rule_id(number: int) -> str:
+    return f"{number}0000000-0000-4000-8000-000000000000"
+
+
 def rule(group: str, number: int, **more: Any) -> dict[str, Any]:
-    return {"id": f"r{number}", "security_group_id": group, "direction": "ingress", "ethertype": "IPv4",
+    return {"id": rule_id(number), "security_group_id": group, "direction": "ingress", "ethertype": "IPv4",
             "protocol": None, "port_range_min": None, "port_range_max": None, "remote_group_id": None,
             "remote_ip_prefix": None, "project_id": PROJECT, **more}
 
@@ -41,7 +45,7 @@ def test_groups_are_shown_with_the_rules_for_what_comes_in(wired: Cloud, network
     server = plugged(wired, networks, web)
 
     def shown(number: int, protocol: str | None, least: int | None, most: int | None, cidr: str | None) -> Any:
-        return {"id": f"r{number}", "parent_group_id": web, "ip_protocol": protocol, "from_port": least,
+        return {"id": rule_id(number), "parent_group_id": web, "ip_protocol": protocol, "from_port": least,
                 "to_port": most, "ip_range": {"cidr": cidr} if cidr else {},
                 "group": {} if cidr else {"name": "db", "tenant_id": PROJECT}}
     answer = wired.call("GET", f"/servers/{server}/os-security-groups")

@@ -186,6 +186,8 @@ def test_an_action_with_its_events(cloud: Cloud, server: str, mv: str, token: st
     assert set(build) == set(place) == keys
     assert [(event["event"], event["result"]) for event in (place, build)] == [
         ("conductor_schedule_and_build_instances", "Success"), ("compute__do_build_and_run_instance", "Error")]
+    if "host" in keys:
+        assert place["host"] == place["hostId"] == "", "no host did that"
     if "details" in keys:
         assert (build["details"], build["traceback"], build["host"]) == ("Out of disk", "Traceback: …", "host1")
 
