@@ -63,7 +63,7 @@ def _parses(parse: Callable[[str], Any], *refusals: type[Exception]) -> Callable
 FORMATS: dict[str, Callable[[str], bool]] = {
     "name": _is_name, "printable": _is_printable, "uuid": ids.spells_uuid, "base64": _is_base64, "int32": _is_int32,
     "ipv4": _parses(ipaddress.IPv4Address, ValueError), "ipv6": _parses(ipaddress.IPv6Address, ValueError),
-    "regex": is_harmless,
+    "regex": lambda text: bool(text) and is_harmless(text),
     "date-time": _parses(clock.parse, ValueError, OverflowError)}
 _SAYS = {
     "name": "must not be empty, hold only printable characters, and neither begin nor end with white space",

@@ -6,13 +6,15 @@ from compute_api.schemas.common import HOST, NAME, UUID, record, wrapped
 from compute_api.validation import Document, Versioned
 
 _ZONE: Document = {"type": ["string", "null"], "minLength": 1, "maxLength": 255, "format": "name"}
+#: White space around a name is taken off.
+_NEW_NAME: Document = {**NAME, "format": "printable", "pattern": r"\S"}
 _METADATA: Document = {
     "type": "object", "additionalProperties": False,
     "patternProperties": {"^[a-zA-Z0-9_:. -]{1,255}$": {"type": ["string", "null"], "maxLength": 255}}}
 _HOST = record({"host": HOST}, ("host",))
 
 CREATE = Versioned(wrapped("aggregate", record({"name": NAME, "availability_zone": _ZONE}, ("name",))))
-UPDATE = Versioned(wrapped("aggregate", record({"name": NAME, "availability_zone": _ZONE}, minProperties=1)))
+UPDATE = Versioned(wrapped("aggregate", record({"name": _NEW_NAME, "availability_zone": _ZONE}, minProperties=1)))
 #: Any body: which key it has is judged first.
 ACTION = Versioned({"type": "object"})
 BY_KEY: dict[str, Versioned] = {

@@ -12,7 +12,7 @@ _FACTOR: Document = {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximu
 CREATE = Versioned(
     wrapped("flavor", record({
         "name": NAME, "id": {"type": ["string", "number", "null"], "minLength": 1, "maxLength": 255,
-                             "pattern": "^[a-zA-Z0-9. _-]*$"},
+                             "pattern": "^[a-zA-Z0-9._-]([a-zA-Z0-9. _-]*[a-zA-Z0-9._-])?$"},
         "ram": integer(1), "vcpus": integer(1), "disk": integer(0), "OS-FLV-EXT-DATA:ephemeral": integer(0),
         "swap": integer(0), "rxtx_factor": _FACTOR, "os-flavor-access:is_public": BOOLEAN,
     }, ("name", "ram", "vcpus", "disk"))),
@@ -22,13 +22,15 @@ UPDATE = Versioned(wrapped("flavor", record({"description": _DESCRIPTION}, ("des
 
 _SORT_KEYS = ["created_at", "description", "disabled", "ephemeral_gb", "flavorid", "id", "is_public", "memory_mb",
               "name", "root_gb", "rxtx_factor", "swap", "updated_at", "vcpu_weight", "vcpus"]
+#: Of an empty one every name is an example.
+_PATTERN: Document = {"type": "string", "maxLength": 255, "anyOf": [{"maxLength": 0}, {"format": "regex"}]}
 LIST = Versioned(
     query({"limit": repeated(COUNT), "marker": repeated(), "is_public": repeated(), "minRam": repeated(),
            "minDisk": repeated(), "sort_key": repeated({"enum": _SORT_KEYS}),
            "sort_dir": repeated({"enum": ["asc", "desc"]})}),
     ("2.75", strict),
     ("2.102", put("sort_key", repeated({"enum": [key for key in _SORT_KEYS if key != "rxtx_factor"]})),
-     put("name", repeated({"type": "string", "format": "regex", "maxLength": 255}))))
+     put("name", repeated(_PATTERN))))
 
 _VALUE: Document = {"type": ["string", "number"], "maxLength": 255}
 _SPECS: Document = {"type": "object", "additionalProperties": False,

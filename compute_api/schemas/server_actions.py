@@ -81,7 +81,7 @@ BY_KEY: dict[str, Versioned] = {
         wrapped("unshelve", ANY),
         ("2.77", put("unshelve", _or_null(record({"availability_zone": NAME}, ("availability_zone",))))),
         ("2.91", put("unshelve", _or_null(record(
-            {"availability_zone": _or_null(NAME), "host": HOST}, minProperties=1))))),
+            {"availability_zone": _or_null(NAME), "host": HOST}))))),
     "resize": Versioned(wrapped("resize", record({
         "flavorRef": {"type": ["string", "integer"], "minLength": 1, "maxLength": 255},
         "OS-DCF:diskConfig": DISK_CONFIG}, ("flavorRef",)))),

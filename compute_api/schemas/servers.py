@@ -37,8 +37,9 @@ _MAPPING_V2: Document = {
     "uuid": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[a-zA-Z0-9._-]*$"},
     "destination_type": {"enum": ["local", "volume"]}, "guest_format": _TEXT255, "device_type": _TEXT255,
     "disk_bus": _TEXT255,
-    "boot_index": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]{1,9}$"}, {"type": "null"}]}}
-_MANY = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "minLength": 1, "pattern": "^[0-9]*$"}]}
+    "boot_index": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]+$", "format": "int32"},
+                             {"type": "null"}]}}
+_MANY = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^0*[1-9][0-9]*$"}]}
 _UUIDS: Document = {"anyOf": [UUID, {"type": "array", "items": UUID}]}
 HINTS: Document = {
     "type": "object", "additionalProperties": True, "properties": {
@@ -50,7 +51,7 @@ HINTS: Document = {
 PERSONALITY: Document = {"type": "array", "items": record({
     "path": {"type": "string"}, "contents": {"type": "string", "format": "base64"}})}
 USER_DATA: Document = {"type": "string", "format": "base64", "maxLength": 65535}
-HOSTNAME: Document = {"type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-zA-Z0-9-]*$"}
+HOSTNAME: Document = {"type": "string", "maxLength": 63, "pattern": "^[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9]$"}
 FQDN: Document = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[a-zA-Z0-9._-]*$"}
 CERTIFICATES: Document = {"anyOf": [{"type": "null"}, {
     "type": "array", "minItems": 1, "maxItems": 50, "uniqueItems": True, "items": {"type": "string", "minLength": 1}}]}

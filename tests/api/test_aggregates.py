@@ -72,7 +72,7 @@ def test_an_aggregate_at_each_version(admin: Admin, mv: str, uuid: bool) -> None
                  {"remove_host": {"host": "host1"}}):
         changed = admin.act(number, mv=mv, **body)["aggregate"]
         assert set(changed) == keys
-    renamed = admin.ask("PUT", f"/{number}", {"aggregate": {"name": "row"}}, mv=mv)["aggregate"]
+    renamed = admin.ask("PUT", f"/{number}", {"aggregate": {"name": " row "}}, mv=mv)["aggregate"]
     assert (set(renamed), renamed["name"]) == (keys, "row")
     assert renamed["metadata"] == {"availability_zone": "az1", "ssd": "true"}
     assert renamed["updated_at"] is not None

@@ -53,7 +53,8 @@ def test_a_flavor_s_id_and_name_are_taken_once(cloud: Cloud) -> None:
     assert make(cloud, status=409, id="x", name="other")["conflictingRequest"]["message"] == (
         "Flavor with ID x already exists.")
     assert make(cloud, status=409, id="y")["conflictingRequest"]["message"] == "Flavor with name f1 already exists."
-    for wrong in ({"ram": 0}, {"vcpus": "x"}, {"disk": -1}, {"ram": 2 ** 31}, {"id": "a/b"}, {"name": " "}):
+    for wrong in ({"ram": 0}, {"vcpus": "x"}, {"disk": -1}, {"ram": 2 ** 31}, {"id": "a/b"}, {"id": " a"}, {"id": "a "},
+                  {"name": " "}):
         make(cloud, status=400, **wrong)
     make(cloud, "2.102", 400, name="f2", rxtx_factor=1.0)
     make(cloud, "2.54", 400, name="f2", description="d")

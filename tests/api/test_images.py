@@ -61,7 +61,8 @@ def test_lists_and_their_pages(cloud: Cloud) -> None:
     assert ask(cloud, "GET", "/detail")["images"][0] == ask(cloud, "GET", f"/{IMAGE}")["image"]
     page = ask(cloud, "GET", "/detail?limit=1")
     assert len(page["images"]) == 1 and f"marker={IMAGE}" in page["images_links"][0]["href"]
-    ask(cloud, "GET", "?limit=x", status=400)
+    for bad in ("limit=x", "limit=0", "page_size=0", "offset=00"):
+        ask(cloud, "GET", f"?{bad}", status=400)
 
 
 def test_metadata_is_added_replaced_and_taken_out(cloud: Cloud) -> None:

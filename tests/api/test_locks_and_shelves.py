@@ -112,6 +112,7 @@ def shelved(cloud: Cloud, server: str) -> str:
     ("2.1", None, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
     ("2.76", {"availability_zone": "passed over"}, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
     ("2.77", {"availability_zone": "nova"}, "user", {"zone": "nova", "host": None, "unpin": False}, "nova"),
+    ("2.91", {}, "user", {"zone": "old", "host": None, "unpin": False}, "old"),
     ("2.91", {"availability_zone": None}, "user", {"zone": None, "host": None, "unpin": True}, None),
     ("2.91", {"availability_zone": None, "host": "host1"}, "admin",
      {"zone": None, "host": "host1", "unpin": True}, None),
@@ -127,7 +128,7 @@ def test_where_to(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, ar
 @pytest.mark.parametrize(("mv", "body", "token", "status"), [
     ("2.77", {}, "user", 400), ("2.77", {"availability_zone": None}, "user", 400),
     ("2.77", {"availability_zone": "moon"}, "user", 400), ("2.90", {"host": "host1"}, "admin", 400),
-    ("2.91", {}, "user", 400), ("2.91", {"host": "host1"}, "user", 403), ("2.91", {"host": "moon"}, "admin", 400),
+    ("2.91", {"host": "host1"}, "user", 403), ("2.91", {"host": "moon"}, "admin", 400),
     ("2.91", {"host": None}, "admin", 400), ("2.91", {"host": "host1", "availability_zone": "moon"}, "admin", 400)])
 def test_where_not(cloud: Cloud, shelved: str, mv: str, body: Any, token: str, status: int) -> None:
     assert act(cloud, shelved, "unshelve", body, mv, token).status_code == status

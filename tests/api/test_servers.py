@@ -141,6 +141,14 @@ def test_what_can_be_updated(cloud: Cloud) -> None:
         assert cloud.call("PUT", f"/servers/{server}", {"server": {key: "x"}}, mv=mv).status_code == 400
 
 
+@pytest.mark.parametrize(("mv", "hostname", "status"), [
+    ("2.90", "h1", 200), ("2.93", "a-b", 200), ("2.90", "h", 400), ("2.90", "-h", 400), ("2.93", "h-", 400),
+    ("2.93", "h.example", 400), ("2.94", "h.example", 200), ("2.94", "h", 200), ("2.94", "h e", 400)])
+def test_what_a_hostname_may_be(cloud: Cloud, mv: str, hostname: str, status: int) -> None:
+    answer = cloud.call("PUT", f"/servers/{cloud.create()}", {"server": {"hostname": hostname}}, mv=mv)
+    assert answer.status_code == status
+
+
 def test_a_pinned_zone_can_be_given_up_but_not_changed(cloud: Cloud) -> None:
     server = cloud.create(availability_zone="nova")
     cloud.rest(server)

@@ -205,7 +205,7 @@ def test_an_image_service_that_is_down_is_said_to_be(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("path", [
-    "/servers?limit=x", "/servers?limit=-1", "/servers?marker=" + UNKNOWN, "/servers?name=(",
+    "/servers?limit=x", "/servers?limit=-1", "/servers?marker=" + UNKNOWN, "/servers?name=(", "/servers?name=",
     "/servers?sort_key=colour",
     "/servers?sort_key=uuid&sort_dir=up", "/servers?changes-since=yesterday", "/servers?block_device_mapping=x",
     "/servers?_x=1", "/flavors?limit=x", "/flavors?marker=nope", "/flavors?minRam=x", "/flavors?sort_key=colour",
