@@ -152,9 +152,13 @@ class Schema:
         self._fast = jsonschema_rs.Draft202012Validator(document, formats=FORMATS, validate_formats=True)
         self._wording: Any = None
 
+    def is_valid(self, value: Any) -> bool:
+        """Does the value fit?"""
+        return bool(self._fast.is_valid(value))
+
     def check(self, value: Any) -> None:
         """Raises BadRequest that names the field, when the value does not fit."""
-        if not self._fast.is_valid(value):
+        if not self.is_valid(value):
             raise errors.BadRequest(self._reason(value))
 
     def pruned(self, value: Any) -> Any:
