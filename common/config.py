@@ -119,9 +119,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
         cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
-        cfg.StrOpt("policy_file",
-                   help="oslo.policy file that overrides the defaults, in Nova's rule names; read again when it "
-                        "changes."),
+        cfg.StrOpt("policy_file", help="oslo.policy file over the defaults, in Nova's rule names; may change."),
         cfg.Opt("pci_alias", type=_PciAliases(), default={}, sample_default="[]",
                 help="What flavors call PCI devices in pci_passthrough:alias, as a JSON list of "
                      '{"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}.'),
@@ -330,9 +328,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the placement service listens on."),
         cfg.PortOpt("port", default=8778, help="Its port."),
         cfg.IntOpt("threads", default=8, min=1, max=64, help="Its threads."),
-        cfg.StrOpt("policy_file",
-                   help="oslo.policy file that overrides its defaults, in Placement's rule names; read again when it "
-                        "changes."),
+        cfg.StrOpt("policy_file", help="oslo.policy file over its defaults, in Placement's rule names; may change."),
     ),
     "quota": (
         cfg.IntOpt("instances", default=10, min=-1, help="Servers of a project; -1: no limit."),

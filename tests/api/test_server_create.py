@@ -40,7 +40,7 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
         server["id"], PROJECT, "u1", "Web Server.1", "web-server-1")
     assert (row.vm_state, row.task_state, row.fence, row.action) == ("building", "scheduling", 1, action.id)
     assert row.flavor == {"id": "1", "name": "m1.tiny", "vcpus": 1, "memory_mb": 512, "root_gb": 1, "ephemeral_gb": 0,
-                          "swap_mb": 0, "extra_specs": {}}
+                          "swap_mb": 0, "extra_specs": {}, "number": 1}
     assert row.image["id"] == row.image_id == IMAGE
     assert (row.vcpus, row.memory_mb, row.disk_gb) == (1, 512, 1)
     assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (

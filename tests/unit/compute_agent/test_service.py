@@ -108,6 +108,7 @@ class Rig:
         self.host.guard()
         self.host.start(1)
         self.hello = self.conductor.hears(lambda said: said.session == 0)
+        await_true(lambda: agent.session != 0, 5, "the answer is taken in: commands of another session are dropped")
 
     def speak(self) -> None:
         running = self.driver.domains()[0].power_state == 1
