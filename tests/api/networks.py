@@ -123,7 +123,9 @@ class Networks:
         for one in self.floating_ips:
             floating.setdefault(one["port_id"], {}).setdefault(one["fixed_ip_address"], []).append(
                 one["floating_ip_address"])
-        return [interface_of(port, self.networks_by_id, self.subnets_by_id, floating=floating.get(port["id"]))
+        groups = {group["id"]: group["name"] for group in self.groups}
+        return [interface_of(port, self.networks_by_id, self.subnets_by_id, floating=floating.get(port["id"]),
+                             groups=groups)
                 for port in self.ports(token, device_id=server_id)]
 
     # --- what users change through the API ---

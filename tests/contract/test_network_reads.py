@@ -205,8 +205,10 @@ def test_ports_that_are_left(rig: Rig) -> None:
 
 def test_a_servers_interfaces_described_whole(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
-    port = rig.add_port(red, MINE, "10.0.0.9", device_id=server, device_owner="compute:nova")
+    groups = [rig.add_group(name, MINE) for name in ("web", "db")]
+    port = rig.add_port(red, MINE, "10.0.0.9", device_id=server, device_owner="compute:nova", security_groups=groups)
     [found] = rig.client.interfaces("mine", server)
+    assert sorted(found.groups or ()) == ["db", "web"]
     assert (found.port, found.network, found.label, found.own) == (port, red, "red", False)
     [address] = found.addresses
     assert (address["address"], address["version"], address["prefix"], address["gateway"], address["dhcp"],
