@@ -169,6 +169,21 @@ def test_domain_scope_and_implied_roles(cloud: Cloud, admin: Any) -> None:
     assert sorted(entry.role["name"] for entry in effective) == ["manager", "member", "reader"]
 
 
+def test_the_whole_cloud_as_a_scope(cloud: Cloud, admin: Any) -> None:
+    person = Person(admin, "manager")
+    admin.identity.assign_system_role_to_user(person.user, person.role, "all")
+    assert admin.identity.validate_user_has_system_role(person.user, person.role, "all")
+    login = v3.Password(cloud.auth_url, username=person.name, password=person.password, user_domain_id="default",
+                        system_scope="all")
+    scoped = login.get_access(auth_session.Session())
+    assert (scoped.system_scoped, scoped.project_id, scoped.domain_id) == (True, None, None)
+    assert scoped.role_names == ["manager", "member", "reader"]
+    admin.identity.unassign_system_role_from_user(person.user, person.role, "all")
+    login.invalidate()
+    with pytest.raises(auth_errors.Unauthorized):
+        login.get_access(auth_session.Session())
+
+
 def middleware_of(cloud: Cloud) -> AuthProtocol:
     def shown(environ: dict[str, Any], start_response: Any) -> Any:
         names = ("HTTP_X_USER_ID", "HTTP_X_PROJECT_ID", "HTTP_X_ROLES", "HTTP_X_USER_NAME")
