@@ -42,7 +42,8 @@ class Tempest:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        self._ends_well(self._command("tempest", "init", str(folder)))
+        known = folder.with_suffix(".yaml")     # not in the home of who calls this
+        self._ends_well(self._command("tempest", "init", "--workspace-path", str(known), str(folder)))
 
     def ids(self) -> list[str]:
         """The ids of all its tests."""
