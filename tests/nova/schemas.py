@@ -16,7 +16,7 @@ import os
 import re
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,24 +84,22 @@ class Operation:
     def serves(self, version: int) -> bool:
         return not self.removed and self.versions[0] <= version <= self.versions[1]
 
-    def problem(self, version: int, status: int, answer: Any) -> tuple[str, str] | None:
+    def problems(self, version: int, status: int, answer: Any) -> Iterator[tuple[str, str]]:
         """Where this answer, to a request that went well, is not Nova's, and how."""
         if not self.serves(version):
-            return "version", "Nova does not serve it"
+            yield "version", "Nova does not serve it"
+            return
         expected = self.status.at(version) or 200
         if status != expected:
-            return "status", f"Nova answers {expected}"
+            yield "status", f"Nova answers {expected}"
         schema = self.response.at(version)
-        if schema is None:
-            return None
+        if schema is None or (status != expected and answer is None):
+            return
         if id(schema) not in self._compiled:
             self._compiled[id(schema)] = jsonschema_rs.Draft202012Validator(schema, formats=FORMATS,
                                                                             validate_formats=True)
-        error = next(self._compiled[id(schema)].iter_errors(answer), None)
-        if error is None:
-            return None
-        place = "/".join("*" if isinstance(step, int) else step for step in error.instance_path)
-        return place, error.message
+        for error in self._compiled[id(schema)].iter_errors(answer):
+            yield "/".join("*" if isinstance(step, int) else step for step in error.instance_path), error.message
 
 
 def require() -> None:
@@ -147,20 +145,21 @@ def find(method: str, url: str, body: Any = None) -> Operation | None:
     return _by_path().get((method, template, key))
 
 
-def problem(method: str, url: str, body: Any, version: int, status: int, answer: Any
-            ) -> tuple[str, str, str] | None:
-    """(operation, place, what) in which this answer is not Nova's; None: it is, or an error, for which is no schema."""
+def problems(method: str, url: str, body: Any, version: int, status: int, answer: Any
+             ) -> Iterator[tuple[str, str, str]]:
+    """(operation, place, what) in which this answer is not Nova's. An error has no schema, so nothing is said of it."""
     if not 200 <= status < 300 or not operations():
-        return None
+        return
     operation = find(method, url, body)
     if operation is None:
-        return f"{method} {url}", "path", "Nova has no such operation"
-    found = operation.problem(version, status, answer)
-    return None if found is None else (operation.title, *found)
+        yield f"{method} {url}", "path", "Nova has no such operation"
+        return
+    for place, what in operation.problems(version, status, answer):
+        yield operation.title, place, what
 
 
 def judge(method: str, url: str, body: Any, version: int, status: int, answer: Any) -> None:
     """Fail when Nova would not have given this answer, and no reason is known."""
-    found = problem(method, url, body, version, status, answer)
-    if found is not None and found[:2] not in ANSWERS:
-        pytest.fail(f"{found[0]} at 2.{version}, {status}: {found[1]}: {found[2]}\n{json.dumps(answer)[:2000]}")
+    for operation, place, what in problems(method, url, body, version, status, answer):
+        if (operation, place) not in ANSWERS:
+            pytest.fail(f"{operation} at 2.{version}, {status}: {place}: {what}\n{json.dumps(answer)[:2000]}")
