@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 import sqlalchemy as sa
 
+from compute_api import microversions
 from deploy import libvirtd
 from deploy.cloud import Cloud, Ports
 from deploy.packages import ROOT
@@ -31,6 +33,7 @@ from deploy.seed import READY, Seed
 from deploy.standalone.network.host.names import Names
 from tests import evidence, failures
 from tests.e2e import preloaded
+from tests.nova import schemas as nova
 from tests.waiting import await_true
 
 PROGRAMS = Path(sys.executable).parent      # not resolved: the virtual environment's
@@ -61,7 +64,7 @@ class Reply:
 
 
 class Rest:
-    """One user's plain HTTP: every answer is returned, none is an exception."""
+    """One user's plain HTTP: every answer is returned, none is an exception; Nova's schemas judge each."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
@@ -81,6 +84,8 @@ class Rest:
             found = reply.json()
         except ValueError:
             found = reply.text
+        nova.judge(method, urlsplit(self.url + path).path, body, microversions.number(
+            reply.headers.get(microversions.MODERN, "2.1")), reply.status_code, found if reply.text else None)
         return Reply(reply.status_code, found, reply.headers)
 
     def insist(self, method: str, path: str, body: Any = None, *, fine: Iterable[int], seconds: float = 60,
