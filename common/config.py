@@ -17,6 +17,8 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from common.pci_aliases import PciAliases
+
 CONF = cfg.CONF
 DEFAULT_FILE = "/etc/kilonova/kilonova.conf"
 
@@ -33,35 +35,6 @@ def _url(schemes: tuple[str, ...]) -> types.ConfigType:
                 raise ValueError(f"must start with one of {', '.join(schemes)}")
             return text
     return Url(max_length=2048)
-
-
-class _PciAliases(types.ConfigType):
-    """A JSON list of {"name", "vendor_id", "product_id"} -> name: kinds of devices, as (vendor, product) in four
-    hexadecimal digits; a name that stands there several times means any of its kinds."""
-
-    def __call__(self, value: object) -> dict[str, list[tuple[str, str]]]:
-        found: dict[str, list[tuple[str, str]]] = {}
-        try:
-            rows = json.loads(str(value))
-            for row in rows:
-                name, kind = row.pop("name"), (row.pop("vendor_id").lower(), row.pop("product_id").lower())
-                if row or not re.fullmatch("[A-Za-z0-9._-]{1,255}", name) or not all(
-                        re.fullmatch("[0-9a-f]{4}", part) for part in kind):
-                    raise ValueError
-                found.setdefault(name, []).append(kind)
-        except (ValueError, KeyError, AttributeError, TypeError) as problem:
-            raise ValueError('must be a JSON list of {"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}: a '
-                             "name, and numbers of four hexadecimal digits") from problem
-        return found
-
-    def __repr__(self) -> str:
-        return "PciAliases"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _PciAliases)
-
-    def _formatter(self, value: object) -> str:
-        return json.dumps(value)
 
 
 def _like(pattern: str, example: str) -> types.ConfigType:
@@ -119,8 +92,10 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("max_limit", default=1000, min=1, max=10000, help="Most items that one list returns."),
         cfg.IntOpt("max_body", default=1024 * 1024, min=1024, help="Largest request body, in bytes."),
         cfg.StrOpt("public_url", help="URL that links in answers start with; default: as the client asked."),
-        cfg.StrOpt("policy_file", help="oslo.policy file over the defaults, in Nova's rule names; may change."),
-        cfg.Opt("pci_alias", type=_PciAliases(), default={}, sample_default="[]",
+        cfg.StrOpt("policy_file",
+                   help="oslo.policy file that overrides the defaults, in Nova's rule names; read again when it "
+                        "changes."),
+        cfg.Opt("pci_alias", type=PciAliases(), default={}, sample_default="[]",
                 help="What flavors call PCI devices in pci_passthrough:alias, as a JSON list of "
                      '{"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}.'),
     ),
