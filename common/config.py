@@ -64,6 +64,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
         cfg.IntOpt("shelved_offload_time", default=0, min=-1,
                    help="Seconds after which a shelved server leaves its host; 0: at once; -1: never by itself."),
+        cfg.StrOpt("default_ephemeral_format", default="", choices=["", "ext2", "ext3", "ext4", "xfs", "vfat", "ntfs"],
+                   help="File system of ephemeral disks; empty: ext4 for Linux, ntfs for Windows, vfat for others."),
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
                    help="Least severity that is logged."),
     ),

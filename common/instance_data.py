@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import errors
+from common import errors, local_disks
 from common.hardware import hardware
 from common.models import JSON, Flavor, GuestSpec, ImageRef, Interface
 from common.wire import from_wire
@@ -70,8 +70,9 @@ def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availabil
         "root_device_name": row.root_device_name}
     if admin_pass:
         instance["admin_pass"] = admin_pass
+    flavor = from_wire(Flavor, row.flavor)
     return GuestSpec(
-        server=row.id, fence=fence, name=row.name, flavor=from_wire(Flavor, row.flavor),
+        server=row.id, fence=fence, name=row.name, flavor=flavor, disks=local_disks.of(flavor, row.disks),
         image=image or (from_wire(ImageRef, row.image) if row.image else None), config_drive=bool(row.config_drive),
         user_data=row.user_data, instance=instance,
         interfaces=[from_wire(Interface, interface) for interface in row.interfaces or ()])
@@ -174,7 +175,8 @@ class InstanceData:
         found: dict[str, Node] = {
             "ami-id": _ec2_id("ami", spec.image.id) if spec.image else "",
             "ami-launch-index": int(instance.get("launch_index", 0)), "ami-manifest-path": "",
-            "block-device-mapping": Folder({"ami": root.removeprefix("/dev/"), "root": root}),
+            "block-device-mapping": Folder({
+                "ami": root.removeprefix("/dev/"), "root": root, **local_disks.devices(spec.disks, root)}),
             "hostname": name, "instance-action": "none", "instance-id": _ec2_id("i", spec.server),
             "instance-type": spec.flavor.name, "local-hostname": name,
             "local-ipv4": str(local[0]["address"]) if local else "", "placement": Folder({"availability-zone": zone}),

@@ -121,13 +121,24 @@ class Fitting:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalDisk:
+    """A disk of a server beside its root disk, which begins empty. name: of its file, ephemeral0, ephemeral1 … or swap.
+    format: the file system that was asked for; empty: the one that goes with the image's OS."""
+
+    name: str
+    size_mb: int
+    format: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GuestSpec:
     """All that a host needs to make a server's guest: the argument of ``ensure_guest``.
 
     ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
     meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
     ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait when it is first started, because the
-    network service has not wired its interfaces yet. ``fitting``: which parts of the host are its own.
+    network service has not wired its interfaces yet. ``fitting``: which parts of the host are its own. ``disks``: those
+    beside its root disk, in the order in which the guest finds them.
     """
 
     server: str
@@ -141,6 +152,7 @@ class GuestSpec:
     interfaces: list[Interface] = field(default_factory=list)
     paused: bool = False
     fitting: Fitting | None = None
+    disks: list[LocalDisk] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

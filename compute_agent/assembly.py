@@ -54,6 +54,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
     from compute_agent.virt.libvirt.driver import LibvirtDriver
     from compute_agent.virt.libvirt.host import About
     from compute_agent.virt.libvirt.live import Options
+    from compute_agent.virt.libvirt.local_disks import LocalDisks
     options = conf.agent
     about = About(reserved_memory_mb=options.reserved_memory_mb, reserved_disk_gb=options.reserved_disk_gb,
                   cpus=_cpus(conf, machine.cpus()), devices=machine.devices(options.pci_devices),
@@ -66,6 +67,7 @@ def _libvirt_driver(conf: cfg.ConfigOpts) -> Driver:
         post_copy=moving.live_migration_permit_post_copy, native_tls=moving.live_migration_with_native_tls)
     return LibvirtDriver(options.libvirt_uri, conf.state_dir, virt_type=options.virt_type, about=about,
                          image_fetches=options.max_concurrent_image_fetches, migration=migration,
+                         local_disks=LocalDisks(conf.default_ephemeral_format),
                          config_drives=config_drive.opened(options.config_drive_format, config.vendor_data(conf)))
 
 

@@ -95,7 +95,8 @@ def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
 
 
 def _rebuild(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.run)
+    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.run,
+                                bool(command.args.get("keep_ephemeral", False)))
 
 
 def _rescue(tools: Tools, command: Command) -> DomainState:

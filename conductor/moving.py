@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import errors, states
+from common import errors, local_disks, states
 from common.hardware import hardware, resources
 from common.models import Fitting, Flavor, GuestSpec, Interface, RequestSpec
 from common.states import BY_WORKFLOW
@@ -166,16 +166,21 @@ def spec(engine: Engine, run: Run) -> GuestSpec:
     """The guest as it is at the destination."""
     made = guest.spec(engine, run)
     found = run.data.get("arriving")
-    return replace(made, flavor=from_wire(Flavor, run.action.args["new_flavor"]),
-                   fitting=_fitting(run.data.get("fitting")),
+    return replace(_of_flavor(made, run, "new_flavor"), fitting=_fitting(run.data.get("fitting")),
                    interfaces=[from_wire(Interface, one) for one in found] if found is not None else made.interfaces)
 
 
 def old_spec(engine: Engine, run: Run) -> GuestSpec:
     """The guest as it was at the source."""
     made = guest.spec(engine, run)
-    return replace(made, flavor=from_wire(Flavor, run.action.args["old_flavor"]), fitting=made.fitting
+    return replace(_of_flavor(made, run, "old_flavor"), fitting=made.fitting
                    if "old_fitting" not in run.data else _fitting(run.data["old_fitting"]))
+
+
+def _of_flavor(made: GuestSpec, run: Run, which: str) -> GuestSpec:
+    """The guest with the disks of this flavor too."""
+    flavor = from_wire(Flavor, run.action.args[which])
+    return replace(made, flavor=flavor, disks=local_disks.of(flavor, run.server.disks))
 
 
 def _fitting(kept: dict[str, Any] | None) -> Fitting | None:

@@ -22,7 +22,7 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 PYTHON = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev", "ca-certificates")
 HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system", "libvirt-clients",
-              "qemu-system-x86", "qemu-utils", "dosfstools", "mtools")
+              "qemu-system-x86", "qemu-utils", "e2fsprogs", "dosfstools", "mtools")
 NETWORK = ("iproute2", "dnsmasq-base", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc",)
 BROKER = ("rabbitmq-server",)

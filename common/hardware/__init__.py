@@ -14,13 +14,13 @@ from common.hardware.asked import Asked
 from common.hardware.cells import cells, dedicated, pages
 from common.hardware.devices import OWN as OWN_SPECS
 from common.hardware.devices import devices, with_aliases
-from common.hardware.placement import OWN
+from common.hardware.placement import LOCAL_DISKS, OWN
 from common.hardware.records import ANY, LARGE, NOT_ASKED, SMALL, CellWish, DeviceWish, Hardware
 from common.hardware.topology import topology
 from common.models import Flavor
 
-__all__ = ["ANY", "LARGE", "NOT_ASKED", "OWN", "OWN_SPECS", "SMALL", "CellWish", "DeviceWish", "Hardware", "hardware",
-           "resources", "traits", "with_aliases"]
+__all__ = ["ANY", "LARGE", "LOCAL_DISKS", "NOT_ASKED", "OWN", "OWN_SPECS", "SMALL", "CellWish", "DeviceWish",
+           "Hardware", "hardware", "resources", "traits", "with_aliases"]
 
 
 def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:

@@ -18,6 +18,8 @@ _RESOURCES, _TRAIT = "resources:", "trait:"
 #: Properties of images that need what not every host's emulator has -> the traits of those that have it.
 _DEVICES = {"hw_disk_bus": "COMPUTE_STORAGE_BUS_", "hw_cdrom_bus": "COMPUTE_STORAGE_BUS_",
             "hw_video_model": "COMPUTE_GRAPHICS_MODEL_", "hw_vif_model": "COMPUTE_NET_VIF_MODEL_"}
+#: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them out.
+LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
 _NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
 
@@ -48,6 +50,8 @@ def traits(asked: Asked) -> tuple[list[str], list[str]]:
                 if not _NAME.fullmatch(trait):
                     raise refusal(name, "a trait's name has capital letters, digits and underscores only.")
                 found[read(name, value, one_of(*words))].add(trait)
+    if asked.flavor.ephemeral_gb or asked.flavor.swap_mb:
+        found["required"].add(LOCAL_DISKS)
     for option in OPTIONS:
         model = asked.image(option.image, option.parse) if option.image in _DEVICES else None
         if model and model != "none":

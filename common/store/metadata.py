@@ -18,7 +18,7 @@ C = servers.c
 _FACTS = [C[name] for name in (
     "id", "name", "hostname", "project_id", "availability_zone", "launch_index", "meta", "key_name", "key_data",
     "flavor", "image", "config_drive", "user_data", "interfaces", "security_groups", "reservation_id",
-    "root_device_name", "fence", "password")]
+    "root_device_name", "fence", "password", "disks")]
 
 
 def facts(tx: Connection, server_id: str) -> Row[Any] | None:

@@ -159,9 +159,11 @@ class Driver(Protocol):
         """Save the domain's memory to disk and end it; ``ensure_running`` goes on from there. A save that was cut
         off leaves the guest as it was before."""
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool = False
+                ) -> DomainState:
         """New disks from ``spec.image`` in place of the old ones, once for this fence; ``runs``: started afterwards,
-        else left off. Before anything of the old guest is given up the image is here and verified."""
+        else left off; ``keep_ephemeral``: ephemeral disks that are here stay. Before anything of the old guest is given
+        up the image is here and verified."""
 
     def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
         """Boot from a disk made of ``image``, with the guest's own disk as the second one. ``spec`` is the guest as

@@ -109,7 +109,8 @@ class MemoryDriver(MemoryResize):
             self._power(server, guest, SHUTDOWN)
         return self._end(state_of(server, guest), after, run)
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool = False
+                ) -> DomainState:
         after = self._begin("rebuild", spec.server, run)
         guest = self.guests.get(spec.server)
         if guest is None or guest.made != spec.fence:
@@ -118,7 +119,7 @@ class MemoryDriver(MemoryResize):
             run.phase("making disks")
             wait(0, run)
             with self._lock:
-                guest = self._replace(spec, disk)
+                guest = self._replace(spec, disk, keep_ephemeral)
         if runs:
             self._before_start(spec.server, spec.interfaces, run)
         with self._lock:
@@ -258,10 +259,12 @@ class MemoryDriver(MemoryResize):
         self._write(server, guest)
         return state_of(server, guest)
 
-    def _replace(self, spec: GuestSpec, disk: dict[str, str]) -> Guest:
+    def _replace(self, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool) -> Guest:
         """The guest anew, off; its console goes on."""
         old = self.guests.get(spec.server)
         guest = made(spec, disk)
+        if old is not None and keep_ephemeral:
+            guest.local |= {name: kept for name, kept in old.ephemeral.items() if name in guest.local}
         self._keep(spec.server, guest)
         guest.made = spec.fence
         if old is not None:

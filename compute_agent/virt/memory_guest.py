@@ -19,7 +19,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from common.models import Fitting, GuestSpec, Interface
+from common import local_disks
+from common.models import Fitting, GuestSpec, Interface, LocalDisk
 from common.wire import from_wire
 from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
 from compute_agent.virt.wanted import wanted
@@ -39,7 +40,8 @@ STATES = {RUNNING: "running", PAUSED: "paused"}
 class Guest:
     """``saved``: its memory is saved. ``made`` and ``rescue`` are the fences of the last rebuild and of the rescue
     that lasts (0: none). ``passwords``: user -> salt and hash. ``options``: of its hardware; ``fitting``: the parts of
-    the host that are its own. ``root_gb``: the size of its disk; ``memory``: what its programs hold, until it is off.
+    the host that are its own. ``root_gb``: the size of its disk; ``local``: the disks beside it, each {"size_mb",
+    "format", "files"}; ``memory``: what its programs hold, until it is off.
     ``offered``: the hash of the secret that opens its files; ``received``: the fence under which they came here;
     ``left``: the host that it went to while it ran. ``resized``: the fence under which it was resized here; ``aside``:
     what it was before. ``has_agent``, ``ignores_acpi`` and ``holds_interfaces`` (it lets
@@ -74,13 +76,35 @@ class Guest:
     left: str = ""
     resized: int = 0
     aside: dict[str, Any] | None = None
+    local: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def dress(self, spec: GuestSpec) -> None:
-        """Give it the hardware of ``spec``; its disk only grows."""
+        """Give it the hardware of ``spec``; its disks only grow."""
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
         self.root_gb = max(self.root_gb, spec.flavor.root_gb)
+        self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
         self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
         self.options, self.fitting = dict(wanted(spec).options), spec.fitting
+
+    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> dict[str, Any]:
+        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which never shrinks."""
+        old = self.local.get(disk.name)
+        if old is not None and disk.name != local_disks.SWAP:
+            return {**old, "size_mb": max(old["size_mb"], disk.size_mb)}
+        if old is not None and old["size_mb"] == disk.size_mb:
+            return old
+        os_type = spec.image.properties.get("os_type", "") if spec.image else ""
+        return {"size_mb": disk.size_mb, "format": local_disks.format_of(disk, os_type), "files": {}}
+
+    @property
+    def num_disks(self) -> int:
+        """Those that it has now: a rescue disk has only the own one beside it."""
+        return 2 if self.rescue else 1 + len(self.local)
+
+    @property
+    def ephemeral(self) -> dict[str, dict[str, Any]]:
+        """The disks beside its own one that keep what was written while it is off."""
+        return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
 
     @property
     def booted_from(self) -> str:
@@ -109,11 +133,11 @@ class Guest:
         return {
             "state": STATES[self.power_state], "driver": "libvirt", "hypervisor": "memory", "hypervisor_os": "linux",
             "uptime": max(0, int(time.time() - self.started)), "config_drive": self.config_drive,
-            "num_cpus": self.vcpus, "num_disks": 2 if self.rescue else 1, "num_nics": len(self.interfaces),
+            "num_cpus": self.vcpus, "num_disks": self.num_disks, "num_nics": len(self.interfaces),
             "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
             "cpu_details": [{"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)],
             "disk_details": [{"read_bytes": 0, "read_requests": 0, "write_bytes": 0, "write_requests": 0,
-                              "errors_count": None} for _ in range(2 if self.rescue else 1)],
+                              "errors_count": None} for _ in range(self.num_disks)],
             "nic_details": [{"mac_address": interface.mac, "rx_rate": None, "tx_rate": None,
                              **dict.fromkeys(NIC_COUNTERS, 0)} for interface in self.interfaces]}
 

@@ -31,7 +31,7 @@ from compute_agent.virt.memory_arrivals import Folder, uri_of
 from compute_agent.virt.memory_console import Consoles
 from compute_agent.virt.memory_guest import BOOT_ID, FILES, HOST_ID, Guest, GuestFile, Storage, read_disk
 from compute_agent.virt.memory_script import QUIET, Fail, Slow, wait
-from compute_agent.virt.traits import COMMON
+from compute_agent.virt.traits import COMMON, OURS
 
 #: Bytes of an image that are looked at for a disk's files.
 MOST_KEPT = 1 << 20
@@ -81,7 +81,8 @@ class MemoryHost:
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, Storage())
         for server, guest in (self.files | self.guests).items():
-            guest.disk = self.storage.setdefault(server, guest).disk
+            there = self.storage.setdefault(server, guest)
+            guest.disk, guest.local = there.disk, there.local
         self.size = dataclasses.replace(self.size, facts=self.size.facts | {
             "storage": storage, "migration": {"uri": self.uri, "address": self.name}})
 
@@ -102,11 +103,12 @@ class MemoryHost:
             self._power(server, self._guest(server), SHUTDOWN)
         self._tell()
 
-    def write_file(self, server: str, name: str, text: str) -> None:
-        """The guest writes a file to its own disk."""
+    def write_file(self, server: str, name: str, text: str, disk: str = "") -> None:
+        """The guest writes a file to its own disk, or to this one beside it."""
         with self._lock:
             guest = self._guest(server)
-            guest.disk[name] = text
+            files = guest.local[disk]["files"] if disk else guest.disk
+            files[name] = text
             self._write(server, guest)
 
     def write_memory(self, server: str, name: str, text: str) -> None:
@@ -264,8 +266,8 @@ class MemoryHost:
 
 
 #: Guests in memory can have every device.
-TRAITS = COMMON.union(*map(os_traits.get_traits, ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_",
-                                                  "COMPUTE_NET_VIF_MODEL_")))
+TRAITS = COMMON.union(OURS, *map(os_traits.get_traits, ("COMPUTE_STORAGE_BUS_", "COMPUTE_GRAPHICS_MODEL_",
+                                                        "COMPUTE_NET_VIF_MODEL_")))
 
 
 def described(host: str, cpus: int, memory_mb: int, disk_gb: int, sets: CpuSets = ALL_SHARED) -> HostInventory:

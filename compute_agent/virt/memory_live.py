@@ -46,7 +46,8 @@ class MemoryLive(MemoryMoves):
             if here is None or here.received != spec.fence:
                 waiting = made(spec, {})
                 self._lay_down(spec, waiting)
-                waiting.disk = self.storage[spec.server].disk if shared else waiting.disk
+                if shared:
+                    waiting.disk, waiting.local = self.storage[spec.server].disk, self.storage[spec.server].local
                 self.arrivals[spec.server] = EMPTY
         wait(after, run)
         return {"uri": self.uri, "address": self.name}
@@ -139,7 +140,8 @@ class MemoryLive(MemoryMoves):
             for server, letter in letters.items():
                 told = json.loads(letter)
                 guest = from_wire(Guest, told["guest"])
-                guest.disk = self.storage[server].disk if told["shared"] else guest.disk
+                if told["shared"]:
+                    guest.disk, guest.local = self.storage[server].disk, self.storage[server].local
                 guest.fence = guest.received = told["fence"]
                 self.guests[server] = guest
                 self._write(server, guest)

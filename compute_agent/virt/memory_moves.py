@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests in memory that move while they are off: their files, through a peer.
 
-The part of ``virt.memory`` above its host; ``memory_live`` is next. A guest's files are two parts, its disk and its
-record, and lie in ``MemoryHost.files`` where no domain is made of them. Must stay true: what comes in part is nothing.
+The part of ``virt.memory`` above its host; ``memory_live`` is next. A guest's files are its record, its disk and its
+ephemeral disks, a part each, and lie in ``MemoryHost.files`` where no domain is made of them. Must stay true: what
+comes in part is nothing.
 """
 from __future__ import annotations
 
@@ -127,6 +128,8 @@ class MemoryMoves(MemoryHost):
         try:
             guest = from_wire(Guest, json.loads(contents[RECORD]))
             guest.disk = read_disk(contents[DISK])
+            for name, disk in guest.ephemeral.items():
+                disk["files"] = json.loads(contents[name])
         except (ValueError, KeyError, TypeError) as problem:
             raise VerbFailed("What came of the server's files is not a guest.", details=repr(problem),
                              retryable=True) from problem
@@ -162,8 +165,12 @@ def _hash(secret: str) -> str:
 
 def _contents(guest: Guest) -> dict[str, bytes]:
     """The parts of a guest; of one that runs only what it cannot change."""
-    record = json.dumps(asdict(replace(guest, disk={}, offered=""))).encode()
-    return {RECORD: record} if guest.power_state in (RUNNING, PAUSED) else {DISK: guest.disk_image(), RECORD: record}
+    bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
+    record = json.dumps(asdict(replace(guest, disk={}, local=bare, offered=""))).encode()
+    if guest.power_state in (RUNNING, PAUSED):
+        return {RECORD: record}
+    ephemeral = {name: json.dumps(disk["files"]).encode() for name, disk in guest.ephemeral.items()}
+    return {DISK: guest.disk_image(), **ephemeral, RECORD: record}
 
 
 def _read(peer: Peer, part: Part, run: Run) -> bytes:

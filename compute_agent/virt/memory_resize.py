@@ -6,6 +6,8 @@ resize that nobody settled, however often a resize is repeated.
 """
 from __future__ import annotations
 
+from copy import deepcopy
+
 from common.models import DomainState, GuestSpec
 from compute_agent.virt.driver import PAUSED, RUNNING, Run, VerbFailed
 from compute_agent.virt.memory_guest import Guest
@@ -24,7 +26,8 @@ class MemoryResize(MemoryLive):
             guest = self._guest(spec.server)
             if guest.resized != spec.fence:
                 _refuse_active(guest)
-                guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb, "resized": spec.fence}
+                guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb, "local": deepcopy(guest.ephemeral),
+                               "resized": spec.fence}
                 guest.dress(spec)
                 guest.resized, guest.saved = spec.fence, False
                 self._write(spec.server, guest)
@@ -40,6 +43,8 @@ class MemoryResize(MemoryLive):
                     guest.disk.clear()
                     guest.disk.update(guest.aside["disk"])
                     guest.root_gb, guest.saved = guest.aside["root_gb"], False
+                    swap = {name: disk for name, disk in guest.local.items() if name not in guest.ephemeral}
+                    guest.local = guest.aside.get("local", {}) | swap
                 guest.dress(spec)
             guest.aside, guest.fence = None, spec.fence
             self._write(spec.server, guest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host can do as traits, in the names of os-traits.
+"""What a host can do as traits, in the names of os-traits, and in one of our own where these have none.
 
 Used by both drivers. A feature of the processor becomes a trait when os-traits has a name for it: nearly always the
 feature's own, else the table says which.
@@ -13,10 +13,14 @@ from collections.abc import Iterable
 
 import os_traits
 
+from common.hardware import LOCAL_DISKS
+
 PREFIX = "HW_CPU_X86_"
 #: What every driver does.
 COMMON = frozenset({"COMPUTE_NODE", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_IMAGE_TYPE_RAW",
                     "COMPUTE_NET_ATTACH_INTERFACE"})
+#: The same, where os-traits has no name.
+OURS = frozenset({LOCAL_DISKS})
 #: libvirt's name of a feature -> the ends of its traits, where they are called otherwise.
 OTHERWISE: dict[str, tuple[str, ...]] = {
     "aes": ("AESNI",), "amd-no-ssb": ("AMD_NO_SSB",), "amd-ssbd": ("AMD_SSBD",), "bmi1": ("BMI",), "fma": ("FMA3",),

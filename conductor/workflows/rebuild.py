@@ -54,7 +54,8 @@ def _may_run(tx: Connection, runs: Sequence[Run]) -> None:
 
 
 def _rebuild(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "rebuild", {"guest": to_wire(guest.spec(engine, run)), "runs": _runs_after(run)}
+    return "rebuild", {"guest": to_wire(guest.spec(engine, run)), "runs": _runs_after(run),
+                       "keep_ephemeral": bool(run.action.args.get("preserve_ephemeral"))}
 
 
 def _rebuilt(tx: Connection, run: Run, result: Result) -> None:

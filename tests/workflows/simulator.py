@@ -284,8 +284,9 @@ class Cloud:
 
     # --- what users do ---
     def create(self, count: int = 1, networks: list[dict[str, Any]] | None = None, *, flavor: Flavor = FLAVOR,
-               group: str | None = None, **args: Any) -> list[str]:
-        """Servers, each with an interface in the network n1, or with these; ``args``: what else the API freezes."""
+               group: str | None = None, disks: dict[str, Any] | None = None, **args: Any) -> list[str]:
+        """Servers, each with an interface in the network n1, or with these; ``disks``: asked for in place of the
+        flavor's; ``args``: what else the API freezes."""
         servers, wishes = [], [{"network": "n1"}] if networks is None else networks
         with self.store.begin() as tx:
             for _ in range(count):
@@ -295,7 +296,8 @@ class Cloud:
                     task_state=states.SCHEDULING, fence=1, action=action, flavor=to_wire(flavor), flavor_id="1",
                     vcpus=flavor.vcpus, memory_mb=flavor.memory_mb, disk_gb=flavor.disk_gb, meta={}, tags=[],
                     scheduler_hints={"group": group} if group else {}, security_groups=[],
-                    interfaces=[] if wishes else None, reservation_id="r", created_at=now(), updated_at=now()))
+                    interfaces=[] if wishes else None, reservation_id="r", disks=disks, created_at=now(),
+                    updated_at=now()))
                 actions.insert(tx, [{"id": action, "server_id": server, "project_id": "project", "user_id": "user",
                                      "request_id": ids.new_request(), "name": "create", "workflow": "create",
                                      "fence": 1, "args": {"networks": wishes, **args}}])

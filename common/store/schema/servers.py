@@ -66,6 +66,7 @@ servers = Table(
     # added by 0003
     Column("interfaces", Json),                               # of models.Interface; NULL: none
     Column("password", Text),                                 # what the guest posted, encrypted by its owner's key
+    Column("disks", Json),                                    # 0012: asked for beside its root disk; see local_disks
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),

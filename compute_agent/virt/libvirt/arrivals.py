@@ -17,12 +17,12 @@ from typing import Any
 from common.models import JSON, Fitting, GuestSpec
 from compute_agent.virt.driver import PAUSED, Cancelled, ImageReader, Peer, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.libvirt import bases, capabilities, disks, layout, live, moves, power
+from compute_agent.virt.libvirt import bases, capabilities, disks, layout, live, local_disks, moves, power
 from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection, Found
 from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.guests import Guests, Home, described, open_folder
 from compute_agent.virt.libvirt.hardware_xml import Place
-from compute_agent.virt.libvirt.images import GIBIBYTE, ImageCache
+from compute_agent.virt.libvirt.images import ImageCache
 from compute_agent.virt.wanted import wanted
 
 #: Seconds in which a guest whose migration is over must be here, whole.
@@ -38,7 +38,8 @@ def prepare(libvirt: Connection, guests: Guests, images: ImageCache, options: li
     if run.cancelled():
         raise Cancelled
     if shared:
-        disks.verify(disks.existing(home.folder), run)
+        for name in (disks.OWN, *(one.name for one in spec.disks)):
+            disks.verify(disks.existing(home.folder, name), run)
     else:
         _lay_out(home.folder, images, spec, peer, read_image, run)
     libvirt.undefine(spec.server)       # a description of when it was here before
@@ -139,9 +140,9 @@ def _features(libvirt: Connection, cpu: JSON) -> set[str]:
 
 
 def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read_image: ImageReader, run: Run) -> None:
-    """Base, an empty disk of its size, and the config drive as the guest knows it. What an earlier try has left of the
-    disk goes: the migration fills in only what the guest has written."""
-    disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
+    """Base, empty disks of their sizes, and the config drive as the guest knows it. What an earlier try has left of
+    the disks goes: the migration fills in only what the guest has written."""
+    disks.require_space(folder, local_disks.room(spec))
     open_folder(folder)
     copy = moves.Copy(peer, spec.server, run, (moves.CONFIG,) if spec.config_drive else ())
     image = moves.fetch_base(images, spec, copy, read_image)
@@ -153,6 +154,8 @@ def _lay_out(folder: Path, images: ImageCache, spec: GuestSpec, peer: Peer, read
             copy.fetch(moves.CONFIG, disks.aside(drive))
             os.replace(disks.aside(drive), drive)
         disks.adopt(disk)
+        local_disks.lay_out(folder, spec)
     finally:
         disks.abandon(folder)
+        local_disks.abandon(folder, spec)
         disks.aside(drive).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server: a qcow2 overlay on its image, and the only place that runs qemu-img.
 
-Called by ``guests``, ``moves``, ``arrivals`` and ``snapshots``. The server's folder holds a hard link to the cached
-image, named by its content (``bases``), and the overlay ``disk`` on it, whose header names that link. qemu-img is told
-every format and size, never opens the image itself, has limits on memory and CPU, and dies with the agent; it writes
-``disk.part``, which is renamed when it is whole.
+Called by ``guests``, ``moves``, ``arrivals``, ``snapshots`` and ``local_disks``, whose disks stand on nothing. The
+server's folder holds a hard link to the cached image, named by its content (``bases``), and the overlay ``disk`` on it,
+whose header names that link. qemu-img is told every format and size, never opens the image itself, has limits on memory
+and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
 Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again; what lies under it is what its
 header says, never what a request says.
 """
@@ -266,6 +266,25 @@ def _drop_bases(path: Path, keep: Path | None) -> None:
             found.unlink()
 
 
+def blank(disk: Disk, size: int) -> None:
+    """Make a disk of so many bytes aside that stands on nothing. Repeatable."""
+    _create(disk.path, None, disk.base_format, size)
+
+
+def fill(disk: Disk, raw: Path) -> None:
+    """Make a disk aside that shows the bytes of a raw file of ours. Repeatable."""
+    part = aside(disk.path)
+    part.unlink(missing_ok=True)
+    _qemu_img("convert", "-f", "raw", "-O", "qcow2", str(raw), str(part))
+    part.chmod(0o600)
+    _sync(part)
+
+
+def size(disk: Disk) -> int:
+    """How many bytes the disk shows."""
+    return _inspected(disk.path).virtual_size
+
+
 def convert(disk: Disk, target: Path, run: Run) -> None:
     """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must not be in use."""
     command = [*PATIENT_LIMITS, "qemu-img", "convert", "-p", "-O", "qcow2", f"json:{json.dumps(_chain(disk))}",
@@ -334,14 +353,19 @@ def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
 
 
 def _qemu_img(*arguments: str) -> None:
+    bounded("qemu-img", *arguments)
+
+
+def bounded(program: str, *arguments: str) -> None:
+    """Run a program on files of ours, with limits on its memory and time. VerbFailed when it fails."""
     try:
-        done = subprocess.run([*LIMITS, "qemu-img", *arguments], capture_output=True, text=True, errors="replace",
+        done = subprocess.run([*LIMITS, program, *arguments], capture_output=True, text=True, errors="replace",
                               stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise VerbFailed("The host could not make the disk.", details=f"qemu-img: {error}", retryable=True) from error
+        raise VerbFailed("The host could not make the disk.", details=f"{program}: {error}", retryable=True) from error
     if done.returncode != 0:
-        raise VerbFailed("The host could not make the disk.", retryable=True,
-                         details=f"qemu-img {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}")
+        raise VerbFailed("The host could not make the disk.", retryable=True, details=(
+            f"{program} {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[:1000]}"))
 
 
 def _sync(path: Path) -> None:

@@ -51,7 +51,7 @@ ElementTree.register_namespace(PREFIX, NAMESPACE)
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The server's root disk: a qcow2 file over ``base``, which nobody writes."""
+    """A disk of the server: a qcow2 file over ``base``, which nobody writes."""
 
     path: Path
     base: Path | None = None
@@ -88,7 +88,7 @@ class Rescue:
 @dataclass(frozen=True, slots=True)
 class Domain:
     """All that stands in the XML. ``virt_type``: kvm, qemu (emulated) or test (libvirt's own mock-up). ``addresses``:
-    where on the PCI bus interfaces have been so far, by MAC address."""
+    where on the PCI bus interfaces have been so far, by MAC address. ``local``: the disks beside the own one."""
 
     server: str
     fence: int
@@ -106,6 +106,7 @@ class Domain:
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     hardware: Hardware = Hardware()
     place: Place = Place()
+    local: tuple[Disk, ...] = ()
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -212,14 +213,17 @@ def _consoles(devices: Element, log: Path) -> None:
 
 
 def _disks(devices: Element, domain: Domain) -> set[str]:
-    """The own disk, the rescue disk, the config drive; the buses that they are on. The own disk is always described in
-    full, so that a snapshot of it can be taken from any state."""
+    """The own disk, those beside it, the rescue disk, the config drive; the buses that they are on. The own disk is
+    always described in full, so that a snapshot of it can be taken from any state; a rescue disk that takes its place
+    has no other beside it."""
     options, rescue = domain.options, domain.rescue
     bus = options.get("disk_bus", "virtio")
     taken: set[str] = set()
     if rescue and not rescue.bus:
         _overlay(devices, rescue.disk, _free(bus, taken), bus, options)
     own = _overlay(devices, domain.disk, _free(bus, taken), bus, options)
+    for disk in domain.local if rescue is None or rescue.bus else ():
+        _overlay(devices, disk, _free(bus, taken), bus, options)
     drive = _config_drive(domain, bus, taken) if domain.config_drive else None
     buses = {bus} if drive is None else {bus, drive[1]}
     if rescue and rescue.bus:

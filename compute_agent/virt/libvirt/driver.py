@@ -42,6 +42,7 @@ from compute_agent.virt.libvirt import (
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.guests import Guests
 from compute_agent.virt.libvirt.images import ImageCache
+from compute_agent.virt.libvirt.local_disks import LocalDisks
 
 Answer = TypeVar("Answer")
 QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
@@ -58,7 +59,8 @@ class LibvirtDriver:
 
     def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, about: host.About | None = None,
                  image_ttl: float = 24 * 3600, image_fetches: int = FETCHES, patience: float = 60,
-                 config_drives: ConfigDrives | None = None, migration: live.Options | None = None) -> None:
+                 config_drives: ConfigDrives | None = None, migration: live.Options | None = None,
+                 local_disks: LocalDisks | None = None) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
@@ -75,7 +77,7 @@ class LibvirtDriver:
         self._libvirt = Connection(uri)
         self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
                               lambda fitting: host.place(self._libvirt, self._about, fitting),
-                              config_drives or ConfigDrives())
+                              config_drives or ConfigDrives(), local_disks or LocalDisks())
 
     @functools.cached_property
     def virt_type(self) -> str:
@@ -136,8 +138,9 @@ class LibvirtDriver:
         self._guests.folder(server)
         return self._patiently(run, lambda: power.suspend(self._libvirt, server, fence, run))
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
-        return self._patiently(run, lambda: self._guests.rebuild(spec, read_image, runs, run))
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool = False
+                ) -> DomainState:
+        return self._patiently(run, lambda: self._guests.rebuild(spec, read_image, runs, run, keep_ephemeral))
 
     def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
         return self._patiently(run, lambda: self._guests.rescue(spec, image, read_image, run))
@@ -199,7 +202,7 @@ class LibvirtDriver:
     def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
         folder = self._guests.folder(spec.server)
         self._patiently(run, lambda: power.refuse_active(self._libvirt, spec.server))
-        return moves.receive(self._images, folder, spec, peer, read_image, run)
+        return moves.receive(self._images, folder, spec, peer, read_image, run, self._guests.local)
 
     def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
         moves.withdraw(self._guests.folder(spec.server))
@@ -217,9 +220,10 @@ class LibvirtDriver:
             self._libvirt, self._guests, self._images, self._migration, spec, peer, shared, cpu, read_image, run))
 
     def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
-        disk = None if shared else self._guests.folder(spec.server) / "disk"
+        self._guests.folder(spec.server)
+        describe = functools.partial(arrivals.described_there, spec, to)
         return self._patiently(run, lambda: live.migrate(
-            self._libvirt, spec, to, disk, functools.partial(arrivals.described_there, spec, to), self._migration, run))
+            self._libvirt, spec, to, shared, describe, self._migration, run))
 
     def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
         return power.state(self._patiently(run, lambda: arrivals.arrived(self._libvirt, self._guests, spec, run)))

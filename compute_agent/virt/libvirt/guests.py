@@ -22,7 +22,7 @@ from common.models import DomainState, Fitting, GuestSpec, ImageRef
 from compute_agent.config_drive import ConfigDrives
 from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
 from compute_agent.virt.interfaces import plugs
-from compute_agent.virt.libvirt import disks, interface_xml, interfaces, power
+from compute_agent.virt.libvirt import disks, interface_xml, interfaces, local_disks, power
 from compute_agent.virt.libvirt.connection import Connection, Found
 from compute_agent.virt.libvirt.domain_xml import (
     RESCUE_BUSES,
@@ -34,6 +34,7 @@ from compute_agent.virt.libvirt.domain_xml import (
 )
 from compute_agent.virt.libvirt.hardware_xml import Place
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
+from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.wanted import wanted
 
 RESCUE = "rescue"
@@ -57,13 +58,14 @@ class Guests:
     host. Thread-safe for different servers."""
 
     def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str],
-                 place: Callable[[Fitting], Place], config_drives: ConfigDrives) -> None:
+                 place: Callable[[Fitting], Place], config_drives: ConfigDrives, local: LocalDisks) -> None:
         self._libvirt = libvirt
         self._images = images
         self._instances = instances
         self._virt_type = virt_type
         self._place = place
         self._config_drives = config_drives
+        self.local = local
 
     def folder(self, server: str) -> Path:
         """The server's folder; an id that is not a UUID never becomes a path."""
@@ -92,10 +94,10 @@ class Guests:
         with self._definite(spec.server, self._end):
             return self._install(spec, found, runs, run)
 
-    def check(self, spec: GuestSpec) -> None:
+    def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
         """VerbFailed, before anything is made, when the host cannot make the server's hardware."""
         home = self.home(spec)
-        xml = described(spec, home, Disk(home.folder / disks.OWN), made=0)
+        xml = described(spec, home, Disk(home.folder / disks.OWN), made=0, rescue=rescue)
         if self._virt_type() == "test":
             return      # libvirt's mock-up has no command line of QEMU
         try:
@@ -104,8 +106,9 @@ class Guests:
             raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
                              retryable=True) from refused
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run) -> DomainState:
-        """A new disk and config drive in place of the old ones, once for this fence."""
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool
+                ) -> DomainState:
+        """New disks and a config drive in place of the old ones, once for this fence."""
         folder = self.folder(spec.server)
         found = self._libvirt.find(spec.server)
         if found is None or found.marks.made != spec.fence:
@@ -114,13 +117,18 @@ class Guests:
             open_folder(folder)
             drive = folder / "config.new"
             try:
-                disk = self._prepare(spec, spec.image, disks.OWN, read_image, run)
+                made = [self._prepare(spec, spec.image, disks.OWN, read_image, run),
+                        *self.local.prepare(folder, spec, [
+                            disk for disk in spec.disks if not (keep_ephemeral and (folder / disk.name).exists()
+                                                                and local_disks.is_ephemeral(disk.name))])]
                 if spec.config_drive:
                     self._config_drives.build(spec, drive)
                 self._end(spec.server)
-                disks.adopt(disk)
+                for disk in made:
+                    disks.adopt(disk)
             finally:
                 disks.abandon(folder)
+                local_disks.abandon(folder, spec)
             if spec.config_drive:
                 os.replace(drive, folder / "config")
             self._define(spec, made=spec.fence)
@@ -137,6 +145,7 @@ class Guests:
         if marks.rescue != spec.fence:
             device, bus = _rescue_place(image, wanted(spec))
             plugs(spec.interfaces)
+            self.check(spec, Rescue(Disk(folder / RESCUE), device, bus))
             try:
                 disk = self._prepare(spec, image, RESCUE, read_image, run)
                 self._end(spec.server)
@@ -180,6 +189,7 @@ class Guests:
             image = self._fetch(spec, spec.image, read_image, run)
             run.phase("making disks")
             disks.make(folder, image, spec.flavor.root_gb)
+            self.local.make(folder, spec)
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
@@ -191,6 +201,7 @@ class Guests:
         plugged = plugs(spec.interfaces)
         if found is None or not found.active:
             self._end(spec.server)      # memory that was saved is another description's
+            self.local.fit(self.folder(spec.server), spec)
             drive = self.folder(spec.server) / "config"
             if spec.config_drive and not drive.exists():
                 self._config_drives.build(spec, drive)
@@ -255,12 +266,13 @@ def open_folder(folder: Path) -> None:
 
 def described(spec: GuestSpec, home: Home, disk: Disk, made: int, rescue: Rescue | None = None,
               addresses: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """The domain of a server on any host, with the disk that it has there."""
+    """The domain of a server on any host, with the root disk that it has there."""
     folder = home.folder
     return domain_xml(Domain(
         spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
         disk, folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
-        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place))
+        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place,
+        tuple(Disk(folder / one.name) for one in spec.disks)))
 
 
 def _rescue_place(image: ImageRef, guest: Hardware) -> tuple[str, str]:

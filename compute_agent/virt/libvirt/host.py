@@ -26,7 +26,7 @@ from compute_agent.virt.libvirt import capabilities
 from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
 from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, Place
-from compute_agent.virt.traits import COMMON, of_processor
+from compute_agent.virt.traits import COMMON, OURS, of_processor
 
 LOG = logging.getLogger(__name__)
 GIBIBYTE = 1 << 30
@@ -136,7 +136,7 @@ def place(libvirt: Connection, about: About, fitting: Fitting) -> Place:
 
 def traits(facts: Facts, has_threads: bool) -> list[str]:
     """What guests of this host can have, sorted."""
-    found = {*COMMON, *of_processor(facts.cpu_features)}
+    found = {*COMMON, *OURS, *of_processor(facts.cpu_features)}
     found |= {f"COMPUTE_STORAGE_BUS_{bus.upper()}"
               for bus in DISK_BUSES if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")}
     found |= {f"COMPUTE_GRAPHICS_MODEL_{model.upper()}" for model in VIDEO_MODELS

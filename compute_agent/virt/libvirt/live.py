@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from common import errors
 from common.models import GuestSpec
 from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, Cancelled, Run, VerbFailed
 from compute_agent.virt.interfaces import when_bridged
-from compute_agent.virt.libvirt import jobs, power, snapshots
+from compute_agent.virt.libvirt import jobs, layout, power
 from compute_agent.virt.libvirt.connection import (
     AFTERWARDS_AT_MOST,
     AT_MOST,
@@ -72,11 +71,11 @@ class Options:
 Describe = Callable[[str, Found], str]
 
 
-def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], disk: Path | None, describe: Describe,
+def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], shared: bool, describe: Describe,
             options: Options, run: Run) -> dict[str, Any]:
-    """Move the guest, with its ``disk`` unless storage is shared (None); returns {"bytes", "job_seconds"}. VerbFailed:
-    it is here as before."""
-    leave = _Leave(libvirt, spec, to, disk, options, run)
+    """Move the guest, with its disks unless storage is ``shared``; returns {"bytes", "job_seconds"}. VerbFailed: it is
+    here as before."""
+    leave = _Leave(libvirt, spec, to, shared, options, run)
     found = libvirt.find(spec.server)
     if found is not None and found.marks.moving == spec.fence:
         leave.follow(None)
@@ -90,10 +89,10 @@ def migrate(libvirt: Connection, spec: GuestSpec, to: dict[str, Any], disk: Path
 class _Leave:
     """One guest on its way out."""
 
-    def __init__(self, libvirt: Connection, spec: GuestSpec, to: dict[str, Any], disk: Path | None, options: Options,
+    def __init__(self, libvirt: Connection, spec: GuestSpec, to: dict[str, Any], shared: bool, options: Options,
                  run: Run) -> None:
         self._libvirt, self._spec, self._server = libvirt, spec, spec.server
-        self._to, self._disk, self._options, self._run = to, disk, options, run
+        self._to, self._shared, self._options, self._run = to, shared, options, run
         self._told: dict[str, Any] = {}
         #: Why it is being aborted, if it is; and whether it was forced to come to its end.
         self._aborted: Exception | None = None
@@ -139,9 +138,9 @@ class _Leave:
                                       TO_BE_STORED: described}
         flags = MOVE | MOVE_CONVERGING * self._options.auto_converge | MOVE_POST_COPY * self._options.post_copy
         flags |= MOVE_ENCRYPTED * self._options.native_tls
-        if self._disk:
+        if not self._shared:
             flags |= MOVE_DISKS
-            parameters[OF_DISKS] = [snapshots.own_disk(running, self._disk)[0]]
+            parameters[OF_DISKS] = list(layout.disks(running))
         else:
             # libvirt knows shared storage by the kind of its file system alone; both agents have read the same mark
             # in it. QEMU 3 and later drops what the host has cached of a disk before the other host opens it.
@@ -216,7 +215,7 @@ class _Leave:
 
     def _keep_time(self) -> None:
         """More time for a larger guest; counted by libvirt, so that an agent that died does not prolong it."""
-        size = self._spec.flavor.memory_mb / 1024 + (self._spec.flavor.root_gb if self._disk else 0)
+        size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.flavor.disk_gb)
         most = self._options.completion_timeout * max(LEAST_GIBIBYTES, size)
         if not most or int(self._told.get("time_elapsed", 0)) <= most * 1000:
             return

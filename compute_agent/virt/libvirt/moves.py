@@ -2,8 +2,9 @@
 """A guest's files on their way between hosts: what one host gives, and what becomes of it at the other.
 
 Called by ``virt.libvirt.driver``; ``arrivals`` takes base and config drive of a guest that comes while it runs. The
-parts are ``config``, ``disk``, the overlay alone, as the file it is, and what lies under it, whose name says its
-content (``bases``): which image the server is of now, or was made of, is not asked. The offer is a file in the server's
+parts are ``config``, ``disk``, the overlay alone, as the file it is, the ephemeral disks, and what lies under the
+overlay, whose name says its content (``bases``): which image the server is of now, or was made of, is not asked. Swap
+is made anew. The offer is a file in the server's
 folder: who may read, by the hash of a secret, and the fence under which it was made.
 Must stay true: a disk is given away only while no QEMU of ours has it, which is seen again and again while it is read;
 and what another host sent has its own name here only when it is whole, inspected, and stands on our own base.
@@ -25,10 +26,12 @@ from common import errors
 from common.models import GuestSpec, ImageRef
 from compute_agent.transfer import sparse
 from compute_agent.virt.driver import Cancelled, ImageReader, Part, Peer, Run, VerbFailed
-from compute_agent.virt.libvirt import bases, disks, power, snapshots
+from compute_agent.virt.libvirt import bases, disks, layout, local_disks, power, snapshots
 from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.guests import open_folder
 from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache, Missing
+from compute_agent.virt.libvirt.local_disks import LocalDisks
 from compute_agent.virt.libvirt.pump import pumped
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[P
 
 
 def _part(name: str, path: Path) -> Part:
-    """A base that is gone here has no bytes; another host may have it, by its name."""
+    """What is gone here has no bytes; of a base another host may have them, by its name."""
     return Part(name, path.stat().st_size, sparse.data_bytes(path)) if path.exists() else Part(name, 0, 0)
 
 
@@ -92,9 +95,13 @@ def _offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dic
     is_right = hmac.compare_digest(told["sha256"], _hash(secret))
     if not is_right or found is None or found.fence > told["fence"]:
         raise errors.Forbidden("Nothing of the server is offered under this secret.")
-    _, disk = snapshots.own_disk(libvirt.describe(server, stored=True), folder / DISK)
+    described = libvirt.describe(server, stored=True)
+    _, disk = snapshots.own_disk(described, folder / DISK)
     files = {CONFIG: folder / CONFIG, **({} if found.active else {DISK: disk.path})}
-    return {**{name: path for name, path in files.items() if path.exists()},
+    # One that is lost is offered too, and refused there: it must not be taken for one that never was.
+    ephemeral = {} if found.active else {one.path.name: one.path for one in layout.disks(described).values()
+                                         if local_disks.is_ephemeral(one.path.name)}
+    return {**{name: path for name, path in files.items() if path.exists()}, **ephemeral,
             **({bases.part_name(disk.base, disk.base_format): disk.base} if disk.base else {})}
 
 
@@ -119,19 +126,21 @@ def prepare(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
     if peer is None:
         disks.verify(disks.existing(folder), run)
         return
-    disks.require_space(folder, spec.flavor.root_gb * GIBIBYTE)
+    disks.require_space(folder, local_disks.room(spec))
     fetch_base(images, spec, Copy(peer, spec.server, run, ()), read_image)
 
 
-def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run
-            ) -> dict[str, Any]:
+def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run,
+            local: LocalDisks) -> dict[str, Any]:
     """The server's files here, whole; nobody has them open."""
     if peer is None:
         disk = disks.existing(folder)
         disks.verify(disk, run)
         disks.grow(disk, spec.flavor.root_gb)
+        local.fit(folder, spec, new=True)
         return {"bytes": 0}
-    copy = Copy(peer, spec.server, run, (CONFIG, DISK) if spec.config_drive else (DISK,))
+    copy = Copy(peer, spec.server, run, (CONFIG, DISK) if spec.config_drive else (DISK,),
+                tuple(one.name for one in spec.disks if local_disks.is_ephemeral(one.name)))
     disks.require_space(folder, copy.left)
     open_folder(folder)
     drive = folder / CONFIG
@@ -142,15 +151,31 @@ def receive(images: ImageCache, folder: Path, spec: GuestSpec, peer: Peer | None
         disk = disks.planned(folder, image)
         copy.fetch(DISK, disks.aside(disk.path))
         disks.take_in(disk, image, spec.flavor.root_gb)
+        beside = _beside(folder, spec, copy, local)
         if run.cancelled():
             raise Cancelled
         if spec.config_drive:
             os.replace(disks.aside(drive), drive)
-        disks.adopt(disk)
+        for one in (disk, *beside):
+            disks.adopt(one)
     finally:
         disks.abandon(folder)
+        local_disks.abandon(folder, spec)
         disks.aside(drive).unlink(missing_ok=True)
     return {"bytes": copy.travelled}
+
+
+def _beside(folder: Path, spec: GuestSpec, copy: Copy, local: LocalDisks) -> list[Disk]:
+    """The disks beside the root disk, aside: those that the other host offers, and new ones where it has none."""
+    there = [one for one in spec.disks if local_disks.is_ephemeral(one.name) and copy.offers(one.name)]
+    for one in there:
+        disk = Disk(folder / one.name)
+        if not copy.has(one.name):
+            raise VerbFailed("A disk of the server is not on its host's storage any more.", details=f"no {one.name}")
+        copy.fetch(one.name, disks.aside(disk.path))
+        disks.take_in(disk, None, one.size_mb // 1024)
+    return [*(Disk(folder / one.name) for one in there),
+            *local.prepare(folder, spec, [one for one in spec.disks if one not in there])]
 
 
 def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: ImageReader) -> Cached | None:
@@ -172,14 +197,15 @@ def fetch_base(images: ImageCache, spec: GuestSpec, copy: Copy, read_image: Imag
 
 
 class Copy:
-    """Files of one server that come from a peer. ``names``: those that it must have, of which progress is told;
-    ``left``: how much of them is still to come; ``travelled``: all that came, in bytes."""
+    """Files of one server that come from a peer. ``names``: those that it must have, and ``others`` that it may have,
+    of which progress is told; ``left``: how much of them is still to come; ``travelled``: all that came, in bytes."""
 
-    def __init__(self, peer: Peer, server: str, run: Run, names: tuple[str, ...]) -> None:
+    def __init__(self, peer: Peer, server: str, run: Run, names: tuple[str, ...],
+                 others: tuple[str, ...] = ()) -> None:
         self._peer, self._server, self.run = peer, server, run
         run.phase("copying files 0 %")
         self._offered = {part.name: part for part in pumped(f"parts-{server}", lambda: iter(peer.parts()), run)}
-        self._total = self.left = sum(self._part(name).bytes for name in names)
+        self._total = self.left = sum(self._part(name).bytes for name in (*names, *filter(self.offers, others)))
         self.travelled = 0
 
     @property
@@ -192,6 +218,10 @@ class Copy:
             raise VerbFailed("The host that has the server does not say what its disk was made on; upgrade its agent.",
                              details="its part of that is called base, without a checksum")
         return None
+
+    def offers(self, name: str) -> bool:
+        """Whether the peer says that it has the part."""
+        return name in self._offered
 
     def has(self, name: str) -> bool:
         """Whether there is something of the part."""

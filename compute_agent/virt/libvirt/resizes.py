@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that is resized where it is: what its disk was is kept aside until that is settled.
+"""A guest that is resized where it is: what its disks were is kept aside until that is settled.
 
-Called by ``virt.libvirt.driver``. Must stay true: what is kept aside is the disk as it was before the resize whose
+Called by ``virt.libvirt.driver``. Must stay true: what is kept aside are the disks as they were before the resize whose
 fence it carries, whole, however often a verb is repeated; it is given up by settling, or by the next resize.
 """
 from __future__ import annotations
 
+from pathlib import Path
+
 from common.models import DomainState, GuestSpec
 from compute_agent.virt.driver import Run
-from compute_agent.virt.libvirt import disks, power
+from compute_agent.virt.libvirt import disks, local_disks, power
 from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.libvirt.domain_xml import Disk
 from compute_agent.virt.libvirt.guests import Guests
 
 
@@ -19,21 +22,34 @@ def resize(libvirt: Connection, guests: Guests, spec: GuestSpec, runs: bool, run
         power.refuse_active(libvirt, spec.server)
     if not power.find(libvirt, spec.server).active:
         guests.check(spec)
-        disk = disks.existing(guests.folder(spec.server))
-        disks.keep(disk, str(spec.fence), run)
-        disks.grow(disk, spec.flavor.root_gb)
+        folder = guests.folder(spec.server)
+        for disk in _all(folder):
+            disks.keep(disk, str(spec.fence), run)
+        disks.grow(disks.existing(folder), spec.flavor.root_gb)
+        guests.local.fit(folder, spec, new=True)
     return guests.install(spec, runs, run)
+
+
+def _all(folder: Path) -> list[Disk]:
+    """The disks whose content counts."""
+    return [disks.existing(folder), *(disk for disk in local_disks.present(folder)
+                                      if local_disks.is_ephemeral(disk.path.name))]
 
 
 def settle(libvirt: Connection, guests: Guests, spec: GuestSpec, back: bool, resized: int, run: Run
            ) -> DomainState:
     """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has kept."""
     power.find(libvirt, spec.server)
-    disk = disks.existing(guests.folder(spec.server))
+    folder = guests.folder(spec.server)
     if back:
         power.refuse_active(libvirt, spec.server)
-        disks.take_back(disk, str(resized))
-        return guests.install(spec, False, run)
-    disks.forget(disk)
+        for disk in _all(folder):
+            disks.take_back(disk, str(resized))
+        state = guests.install(spec, False, run)
+        local_disks.drop_others(folder, spec)
+        return state
+    for disk in _all(folder):
+        disks.forget(disk)
+    local_disks.drop_others(folder, spec)
     libvirt.mark(spec.server, fence=spec.fence)
     return power.state(power.find(libvirt, spec.server))

@@ -2,6 +2,7 @@
 """What flavors and images ask of hardware: what is understood, who decides, what is refused and how it is named."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import errors
-from common.hardware import CellWish, DeviceWish, Hardware, hardware, resources, traits, with_aliases
+from common.hardware import LOCAL_DISKS, CellWish, DeviceWish, Hardware, hardware, resources, traits, with_aliases
 from common.hardware.options import OPTIONS
 from common.hardware.refused import IMAGES, READ, SPECS
 from common.models import Flavor
@@ -245,6 +246,12 @@ def test_a_server_that_takes_nothing_is_refused() -> None:
 def test_traits_of_both() -> None:
     specs = {"trait:HW_CPU_X86_AVX2": "required", "trait:CUSTOM_SLOW": "forbidden"}
     assert traits(flavor(specs), {"trait:CUSTOM_A": "required"}) == (["CUSTOM_A", "HW_CPU_X86_AVX2"], ["CUSTOM_SLOW"])
+
+
+@pytest.mark.parametrize("more", [{"ephemeral_gb": 1}, {"swap_mb": 1}])
+def test_host_that_makes_no_other_disks_gets_no_server_with_them(more: dict[str, Any]) -> None:
+    """An agent of the release before would make the guest without them."""
+    assert traits(replace(flavor(), **more), {}) == ([LOCAL_DISKS], [])
 
 
 def test_what_an_image_needs_of_the_emulator_are_traits() -> None:

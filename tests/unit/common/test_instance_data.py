@@ -12,7 +12,7 @@ import pytest
 
 from common.clients.network import interface_of
 from common.instance_data import EC2_VERSIONS, VERSIONS, InstanceData, find, guest_spec, network_data, text
-from common.models import Flavor, GuestSpec, ImageRef, Interface
+from common.models import Flavor, GuestSpec, ImageRef, Interface, LocalDisk
 from common.wire import to_wire
 
 SERVER = str(uuid.UUID("6f1d2c3b-4a59-4867-9768-5a4b3c2d1e0f"))
@@ -229,7 +229,8 @@ def test_the_spec_of_a_row() -> None:
         id=SERVER, name="vm", hostname="vm", project_id="p1", availability_zone="z1", launch_index=0, meta={"a": "b"},
         key_name="k", key_data="-----BEGIN CERTIFICATE-----", reservation_id="r-1", root_device_name=None,
         security_groups=[{"name": "default"}], flavor=to_wire(Flavor("1", "m1", 1, 128, 1)),
-        image=to_wire(ImageRef(IMAGE)), config_drive=1, user_data=None, interfaces=[to_wire(interface(1, V4))])
+        image=to_wire(ImageRef(IMAGE)), config_drive=1, user_data=None, interfaces=[to_wire(interface(1, V4))],
+        disks=None)
     made = guest_spec(row, 7, files=[{"path": "/x", "contents": ""}], admin_pass="pw", availability_zone="z2")
     assert (made.server, made.fence, made.flavor.name, made.config_drive) == (SERVER, 7, "m1", True)
     assert made.image == ImageRef(IMAGE) and made.interfaces == [interface(1, V4)]
@@ -238,10 +239,23 @@ def test_the_spec_of_a_row() -> None:
         "meta": {"a": "b"}, "keys": [{"name": "k", "type": "x509", "data": "-----BEGIN CERTIFICATE-----"}],
         "files": [{"path": "/x", "contents": ""}], "reservation_id": "r-1", "security_groups": ["default"],
         "root_device_name": None, "admin_pass": "pw"}
+    assert made.disks == []
+    row.flavor, row.disks = to_wire(Flavor("2", "m2", 1, 128, 1, ephemeral_gb=3, swap_mb=64)), {"swap_mb": 32}
+    assert guest_spec(row, 7).disks == [LocalDisk("ephemeral0", 3072), LocalDisk("swap", 32, "swap")]
     row.interfaces = row.image = row.key_name = None
     bare = guest_spec(row, 7, ImageRef("other"))
     assert (bare.image, bare.interfaces, bare.instance["keys"]) == (ImageRef("other"), [], [])
     assert "admin_pass" not in bare.instance
+
+
+def test_guest_is_told_what_its_disks_are_called() -> None:
+    given = spec(disks=[LocalDisk("ephemeral0", 1024), LocalDisk("ephemeral1", 1024), LocalDisk("swap", 64, "swap")])
+    where = "latest/meta-data/block-device-mapping"
+    assert ec2(where, given) == "ami\nephemeral0\nephemeral1\nroot\nswap"
+    assert [ec2(f"{where}/{name}", given) for name in ("root", "ephemeral0", "ephemeral1", "swap")] == [
+        "/dev/vda", "/dev/vdb", "/dev/vdc", "/dev/vdd"]
+    drive = json.loads(InstanceData(given).drive(b"")["ec2/latest/meta-data.json"])
+    assert drive["block-device-mapping"]["swap"] == "/dev/vdd"
 
 
 def test_versions_rise() -> None:

@@ -105,7 +105,8 @@ def test_every_trait_is_one_of_os_traits() -> None:
                           ("COMPUTE_NET_VIF_MODEL", VIF_MODELS)):
         assert {f"{prefix}_{name.upper()}" for name in names} <= everything
     facts = replace(FACTS, cpu_features=tuple(traits.OTHERWISE))
-    assert set(inventory(facts, Path("/"), "kvm", About()).traits) <= everything
+    assert set(inventory(facts, Path("/"), "kvm", About()).traits) - everything == traits.OURS
+    assert all(name.startswith("CUSTOM_KILONOVA_") for name in traits.OURS)
 
 
 def test_a_feature_without_a_name_in_os_traits_is_no_trait() -> None:

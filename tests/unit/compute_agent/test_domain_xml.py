@@ -36,6 +36,7 @@ HOSTILE = "</title><devices>&amp;\"'\x00\x1b[2J\n\ud800\ufffe é 漢 ]]>"
 EMULATED = Domain(SERVER, 7, "web-1", 1, 128, "qemu", Disk(HOME / "disk", HOME / "base"), HOME / "console.log",
                   HOME / "config")
 RESCUE = Disk(HOME / "rescue", HOME / "rescue.base", "raw")
+LOCAL = (Disk(HOME / "ephemeral0"), Disk(HOME / "swap"))
 PLACE = {"type": "pci", "domain": "0x0000", "bus": "0x00", "slot": "0x08", "function": "0x0"}
 EVERY_OPTION = {
     "cpu_shares": "512", "cpu_period": "100000", "cpu_quota": "50000", "disk_total_bytes_sec": "1000000",
@@ -74,6 +75,9 @@ DOMAINS = {
         "machine_type": "q35", "disk_bus": "scsi", "guest_agent": "no", "rng": "no", "video_model": "none"})),
     "ide_rescued_from_ide": replace(EMULATED, rescue=Rescue(RESCUE, "cdrom", "ide"), hardware=Hardware(options={
         "disk_bus": "ide", "vif_model": "e1000", "require_quiesce": "yes"})),
+    "local_disks": replace(EMULATED, local=LOCAL, config_drive_is_disk=True, hardware=Hardware(options={
+        "disk_total_iops_sec": "300"})),
+    "local_disks_rescued_from_usb": replace(EMULATED, local=LOCAL, rescue=Rescue(RESCUE, "disk", "usb")),
     "usb_with_a_disk_as_config_drive": replace(EMULATED, config_drive_is_disk=True, hardware=Hardware(options={
         "disk_bus": "usb"})),
 }
@@ -123,11 +127,16 @@ def test_every_disk_ends_its_chain() -> None:
     for domain in DOMAINS.values():
         disks = [disk for disk in ElementTree.fromstring(domain_xml(domain)).iterfind("devices/disk")
                  if disk.find("driver").get("type") == "qcow2"]
-        assert len(disks) == (2 if domain.rescue else 1)
+        assert len(disks) == (2 if domain.rescue else 1) + len(domain.local)
         for disk in disks:
             while (backing := disk.find("backingStore")) is not None:
                 disk = backing
             assert len(disk) == 0 and not disk.attrib
+
+
+def test_rescue_disk_in_place_of_the_own_one_has_that_alone_beside_it() -> None:
+    rescued = DOMAINS["rescued"]
+    assert domain_xml(replace(rescued, local=LOCAL)) == domain_xml(rescued)
 
 
 def test_name_holds_the_whole_id() -> None:
