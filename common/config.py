@@ -64,6 +64,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
         cfg.IntOpt("shelved_offload_time", default=0, min=-1,
                    help="Seconds after which a shelved server leaves its host; 0: at once; -1: never by itself."),
+        cfg.IntOpt("max_local_block_devices", default=3, min=1, max=10, help="Most disks of a server on its host."),
         cfg.StrOpt("default_ephemeral_format", default="", choices=["", "ext2", "ext3", "ext4", "xfs", "vfat", "ntfs"],
                    help="File system of ephemeral disks; empty: ext4 for Linux, ntfs for Windows, vfat for others."),
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
@@ -338,9 +339,8 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
     """
     register()
     path = path or os.environ.get("KILONOVA_CONF") or (DEFAULT_FILE if os.path.exists(DEFAULT_FILE) else None)
-    files = [path] if path else []
     try:
-        CONF(args=[], project="kilonova", default_config_files=files, default_config_dirs=[])
+        CONF(args=[], project="kilonova", default_config_files=[path] if path else [], default_config_dirs=[])
         for group, options in OPTIONS.items():
             section = CONF if group == "DEFAULT" else CONF[group]
             for option in options:

@@ -93,7 +93,8 @@ class Settings:
     """The options that handlers need. default_schedule_zone: where servers go that name no zone. pci_aliases: what
     flavors call PCI devices, and their (vendor, product). answer_patience: seconds that an answer waits for a step;
     reclaim_interval: seconds that a deleted server can be restored; console_url: where browsers reach the console
-    service; fencing: can the conductor make sure that a silent host's guests are dead?"""
+    service; fencing: can the conductor make sure that a silent host's guests are dead? max_local_disks: most disks of a
+    server that are on its host."""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -107,6 +108,7 @@ class Settings:
     console_url: str = "http://127.0.0.1:6080"
     console_token_seconds: int = 600
     fencing: bool = False
+    max_local_disks: int = 3
     quota: Mapping[str, int] = field(default_factory=lambda: {
         "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
         "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,

@@ -55,7 +55,7 @@ def settings(conf: cfg.ConfigOpts) -> Any:
                     default_schedule_zone=conf.scheduler.default_schedule_zone, pci_aliases=conf.api.pci_alias,
                     threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
                     console_url=conf.console.public_url, console_token_seconds=conf.console.token_seconds,
-                    fencing=bool(conf.conductor.fencing_hook),
+                    fencing=bool(conf.conductor.fencing_hook), max_local_disks=conf.max_local_block_devices,
                     quota={name: conf.quota[name] for name in conf.quota})
 
 

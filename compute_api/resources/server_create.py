@@ -29,7 +29,7 @@ from common.wire import to_wire
 from compute_api import passwords
 from compute_api.creating import Created, Creation, another_request
 from compute_api.request import Answer, Request
-from compute_api.resources import destinations, server_networks
+from compute_api.resources import destinations, server_disks, server_networks
 from compute_api.resources import server_parts as parts
 from compute_api.resources.destinations import Destination
 from compute_api.validation import truth
@@ -114,7 +114,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     """Everything that can be wrong with a create is found here."""
     least, most = parts.counts(body)
     parts.refuse_unsupported(body)
-    image_id = parts.boot_image(body)
+    image_id = server_disks.boot_image(body)
     files = parts.personality(body, request.services.settings.quota)
     parts.check_metadata(body.get("metadata", {}), request.services.settings.quota["metadata_items"])
     hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
@@ -127,6 +127,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     parts.check_signature(body, image)
     if flavor.root_gb == 0:
         request.require(_API + "servers:create:zero_disk_flavor")
+    disks = server_disks.asked(body, flavor, request.services.settings.max_local_disks)
     interfaces = server_networks.chosen(request, body, least, most)
     config_drive = truth(body.get("config_drive", False)) or bool(files) \
         or image.ref.properties.get("img_config_drive") == "mandatory"
@@ -143,7 +144,7 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
         "trusted_image_certificates": body.get("trusted_image_certificates"),
         "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
         "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
-        "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda",
+        "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda", "disks": disks,
         "availability_zone": None, "pinned_availability_zone": where.zone}
     return Order(body["name"].strip(), flavor, image, least, interfaces.most, body.get("hostname"), columns,
                  {**where.args, **interfaces.args}, group, files)
@@ -179,7 +180,6 @@ def _named(request: Request, body: dict[str, Any], hints: dict[str, Any], where:
                 server_groups.show(tx, group_id, request.context.project_id)
         except errors.NotFound as problem:
             raise errors.BadRequest(problem.text) from problem
-        parts.refuse_more_disks(flavor)
         key = None
         if body.get("key_name"):
             try:

@@ -18,7 +18,7 @@ from common.wire import from_wire
 from compute_api import passwords
 from compute_api.microversions import Range
 from compute_api.request import Answer, Request
-from compute_api.resources import destinations
+from compute_api.resources import destinations, server_disks
 from compute_api.resources import server_parts as parts
 from compute_api.resources.destinations import Destination
 from compute_api.resources.server_preparing import Begin, Prepared, refuse_changed
@@ -44,7 +44,7 @@ def resize(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     flavor = request.read(_flavor, request, parts.flavor_id(given["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
     _check_change(old, flavor)
-    parts.refuse_more_disks(flavor)
+    server_disks.check_smaller(old, loads(server.disks or "null"), flavor)
     parts.check_hardware(flavor, loads(server.image or "{}").get("properties", {}))
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)

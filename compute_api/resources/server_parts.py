@@ -46,39 +46,12 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise errors.BadRequest("block_device_mapping: this cloud has no volume service; boot from an image.")
 
 
-def refuse_more_disks(flavor: models.Flavor) -> None:
-    """Hosts make one disk; a server that was promised more would miss it."""
-    if flavor.ephemeral_gb or flavor.swap_mb:
-        raise errors.BadRequest(f"flavorRef: flavor {flavor.name} has an ephemeral or swap disk, which the hosts of "
-                                "this cloud do not make yet; take one without.")
-
-
 def check_signature(body: Mapping[str, Any], image: Image) -> None:
     """Certificates are kept and shown; an image whose signature they were given for is refused, not booted unseen."""
     if body.get("trusted_image_certificates") and any(name.startswith("img_signature") for name in
                                                       image.ref.properties):
         raise errors.BadRequest("trusted_image_certificates: this cloud does not validate image signatures, and "
                                 f"image {image.ref.id} is signed; leave the certificates out to boot it unvalidated.")
-
-
-def boot_image(body: Mapping[str, Any]) -> str:
-    """The image to boot from. A mapping may repeat it as the local boot disk; any other mapping is refused."""
-    image_id = str(body.get("imageRef") or "")
-    for mapping in body.get("block_device_mapping_v2", ()):
-        if mapping.get("source_type") != "image" or mapping.get("destination_type") != "local" \
-                or {"volume_id", "snapshot_id", "volume_size", "volume_type"} & set(mapping):
-            raise errors.BadRequest("block_device_mapping_v2: this cloud has no volume service; the only mapping is "
-                                    "the image as local boot disk (source_type image, destination_type local).")
-        if mapping.get("tag"):
-            raise errors.BadRequest("block_device_mapping_v2.tag: disks cannot be tagged in this cloud.")
-        if str(mapping.get("boot_index", "")) != "0" or mapping.get("uuid", mapping.get("image_id")) != image_id:
-            raise errors.BadRequest("Block Device Mapping is Invalid: Boot sequence for the instance and image/block "
-                                    "device mapping combination is not valid.")
-    if len(body.get("block_device_mapping_v2", ())) > 1:
-        raise errors.BadRequest("block_device_mapping_v2: only one disk can be the boot disk.")
-    if not image_id:
-        raise errors.BadRequest("Invalid imageRef provided.")
-    return image_id
 
 
 def access_ip(text: str | None) -> str | None:

@@ -59,12 +59,10 @@ def test_the_disk_config_changes_where_it_is_given(cloud: Cloud, server: str) ->
     ("2", "When resizing, instances must change flavor!"), ("nowhere", "Flavor nowhere could not be found."),
     (TINY, "flavorRef: Server disk was unable to be resized because: it cannot go from 20 GiB to 1 GiB; "),
     ("none", "flavorRef: Server disk was unable to be resized because: it cannot go to a flavor without a disk; "),
-    ("swap", "flavorRef: flavor m1.swap has an ephemeral or swap disk"),
     ("odd", "flavor m1.odd: extra spec hw:cpu_policy"), ("hidden", "Flavor hidden could not be found."),
     (None, "Invalid input for field/attribute flavorRef"), ("", "Invalid input for field/attribute flavorRef")])
 def test_flavors_that_a_server_cannot_get(cloud: Cloud, server: str, flavor: Any, text: str) -> None:
     cloud.add_flavor(Flavor("none", "m1.none", 1, 4096, 0))
-    cloud.add_flavor(Flavor("swap", "m1.swap", 1, 4096, 40, swap_mb=1024))
     cloud.add_flavor(Flavor("odd", "m1.odd", 1, 4096, 40, extra_specs={"hw:cpu_policy": "sometimes"}))
     cloud.add_flavor(Flavor("hidden", "m1.hidden", 1, 4096, 40))
     cloud.change(schema.flavors, schema.flavors.c.flavorid == "hidden", is_public=False)

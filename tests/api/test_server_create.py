@@ -185,14 +185,6 @@ def test_a_key_that_is_none(cloud: Cloud, key: str) -> None:
     assert post(cloud, headers={"Idempotency-Key": key}).status_code == 400
 
 
-def test_what_no_host_can_keep_is_refused_by_name(cloud: Cloud) -> None:
-    cloud.add_flavor(Flavor("swap", "m1.swap", 1, 512, 1, swap_mb=64))
-    answer = post(cloud, flavorRef="swap")
-    assert answer.status_code == 400
-    assert answer.json["badRequest"]["message"].startswith("flavorRef: flavor m1.swap")
-    assert cloud.rows(schema.servers) == []
-
-
 # --- what it costs, and doing many at once ---
 def statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
     """The SQL that is executed meanwhile."""

@@ -20,8 +20,8 @@ from tests.api.conftest import IMAGE, Cloud
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
 NO_NETWORK = ('networks: this cloud has no network service; leave networks out, or ask for "none" or "auto".')
-NO_VOLUME = ("block_device_mapping_v2: this cloud has no volume service; the only mapping is the image as local boot "
-             "disk (source_type image, destination_type local).")
+NO_VOLUME = ("block_device_mapping_v2: this cloud has no volume service; a disk is the image as local boot disk "
+             "(source_type image, destination_type local), or a new one (source_type blank, destination_type local).")
 
 
 def says(key: str, value: str, text: str) -> str:

@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.e2e.live import SETTLE, Live, Rest
+from tests.local_disks import found
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("guests")
@@ -25,13 +27,25 @@ SPECS = {"hw:cpu_sockets": "1", "hw:cpu_cores": "2", "quota:cpu_shares": "512", 
          "hw:watchdog_action": "reset"}
 
 
-def make_flavor(admin: Rest, name: str, specs: dict[str, str]) -> str:
-    made = admin.call("POST", "/flavors", {"flavor": {"name": name, "vcpus": 2, "ram": 192, "disk": 1}})
+def make_flavor(admin: Rest, name: str, specs: dict[str, str], **more: Any) -> str:
+    made = admin.call("POST", "/flavors", {"flavor": {"name": name, "vcpus": 2, "ram": 192, "disk": 1, **more}})
     assert made.status == 200, made.body
     flavor = str(made.body["flavor"]["id"])
+    if not specs:
+        return flavor
     said = admin.call("POST", f"/flavors/{flavor}/os-extra_specs", {"extra_specs": specs})
     assert said.status == 200, said.body
     return flavor
+
+
+#: The disks' sectors, and what the metadata service calls them.
+DISKS = """#!/bin/sh
+said=http://169.254.169.254/latest/meta-data/block-device-mapping
+for disk in ephemeral0 swap; do
+    name=$(wget -q -O - $said/$disk)
+    echo "$disk is $name of $(cat /sys/block/${name#/dev/}/size)."
+done
+"""
 
 
 @pytest.fixture
@@ -78,6 +92,28 @@ def test_guest_without_extra_specs_has_none_of_it(cloud: Live, demo: Rest) -> No
     server = demo.create(image=cloud.image(), flavor=cloud.flavor())
     demo.await_status(server, "ACTIVE")
     assert set(looks(domain(cloud, server)).values()) == {None}
+
+
+def test_guest_has_the_disks_that_the_client_asked_for(admin: Rest, cloud: Live, demo: Rest, tmp_path: Path) -> None:
+    script = tmp_path / "disks"
+    script.write_text(DISKS)
+    flavor = make_flavor(admin, "e2e.disks", {}, swap=64, **{"OS-FLV-EXT-DATA:ephemeral": 2})
+    try:
+        [told] = cloud.openstack("server create --image tiny --flavor e2e.disks --network private "
+                                 f"--user-data {script} --ephemeral size=1,format=ext3 --swap 32 --wait disks -f json")
+        server = str(told["id"])
+        console = demo.await_ready(server)
+        assert "ephemeral0 is /dev/vdb of 2097152." in console and "swap is /dev/vdc of 65536." in console, console
+        demo.act(server, "os-stop")
+        demo.await_status(server, "SHUTOFF")
+        assert found(cloud.cloud.state_folder(1) / "instances" / server) == {
+            "ephemeral0": (1024, "ext3"), "swap": (32, "swap")}
+        assert demo.call("DELETE", f"/servers/{server}").status == 204
+        demo.await_gone(server)
+        cloud.await_nothing_of(server, 10)
+        cloud.judge()
+    finally:
+        assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
 @contextmanager
