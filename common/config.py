@@ -17,6 +17,7 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from common.notifications import options as notifications
 from common.pci_aliases import PciAliases
 
 CONF = cfg.CONF
@@ -320,6 +321,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("injected_file_content_bytes", default=10240, min=-1, help="Bytes of an injected file."),
         cfg.IntOpt("injected_file_path_bytes", default=255, min=-1, help="Bytes of an injected file's path."),
     ),
+    "notifications": notifications.OPTIONS,
 }
 
 

@@ -29,6 +29,7 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from common.clients import network_records
     from common.clients.identity import Identity
     from common.clients.image import Client
+    from common.notifications.options import Telling
     from common.rpc import agent, conductor
     from common.rpc.transport import Transport
     from common.store.engine import Store
@@ -37,7 +38,8 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from compute_api import app, tokens
     from compute_api.dependencies import Services
     conf = conf or service.start("api")
-    store, transport = guarded(Store.opened(conf.database, pool=conf.api.threads)), Transport(conf)
+    store = guarded(Store.opened(conf.database, pool=conf.api.threads, telling=Telling.of(conf)))
+    transport = Transport(conf)
     _opened.extend((transport, store))
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)

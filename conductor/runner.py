@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from common import errors
 from common.models import Command, Result
-from common.store import actions, allocations, cleanups, hosts, migrations
-from common.store.engine import Connection, Row, now
-from conductor import aside, retries
+from common.store import actions, allocations, cleanups, hosts, migrations, outbox
+from common.store.engine import Connection, Row, now, told_by
+from conductor import aside, notices, retries
 from conductor.endings import UNDO, fail, finish, is_skipped, overlook, undone
 from conductor.lanes import INSIDE, LANE_OF, LANES, OUTSIDE_STEPS
 from conductor.saga import Engine, Run, Step, Workflow
@@ -351,6 +351,8 @@ def flush(tx: Connection, runs: Iterable[Run]) -> Written:
         migrations.update(tx, moved)
     cleanups.add(tx, [row for run in runs for row in run.pending])
     allocations.judge(tx, [verdict for run in runs for verdict in run.verdicts])
+    if telling := told_by(tx):
+        outbox.add(tx, notices.of(runs, telling))
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
     return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs
                                        if run.head.get("state") == "due"))

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -23,9 +24,11 @@ from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
 from common.models import Access, Command, Heartbeat, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
+from common.notifications.options import Telling
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
+from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
 from common.store import actions, services
 from common.store.allocations import Patience
@@ -38,6 +41,7 @@ from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run
 from conductor.sweep import Watch, sweep
+from conductor.telling import Teller
 from conductor.workflows.evacuate import FENCING
 
 log = logging.getLogger(__name__)
@@ -109,8 +113,8 @@ class Spread:
 class Conductor:
     """What the process serves (``common.rpc.conductor.Conductor``) and the loops of its threads."""
 
-    def __init__(self, engine: Engine, post: Messages) -> None:
-        self.engine, self._post = engine, post
+    def __init__(self, engine: Engine, post: Messages, teller: Teller | None = None) -> None:
+        self.engine, self._post, self._teller = engine, post, teller
         self._outside = {lane: threading.Event() for lane in lanes.LANES}
         self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -228,6 +232,19 @@ class Conductor:
             except Exception:
                 log.exception("a round of cleanups failed; the next begins in %d seconds", CLEANUP)
 
+    def tell(self, teller: Teller) -> None:
+        """Loop: what others are to be told."""
+        while not self._stop.wait(SWEEP):
+            try:
+                while teller.tell() and not self._stop.is_set():
+                    pass
+            except errors.Unavailable as problem:
+                log.warning("notifications wait: %s", problem)
+            except Exception:
+                log.exception("a round of notifications failed; the next begins in a second")
+        with suppress(errors.Unavailable):      # the lease runs out by itself
+            teller.let_go()
+
     def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
         """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
@@ -236,6 +253,8 @@ class Conductor:
             ("sweep", lambda: self.sweep(bell)),
             ("cleanups", self.clean_up),
             *((lane, partial(self.advance, lane, rung)) for lane, rung in self._outside.items())]
+        if self._teller is not None:
+            loops.append(("notifications", partial(self.tell, self._teller)))
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
         for thread in threads:
             thread.start()
@@ -257,7 +276,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     if refused := ha.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         sys.exit(f"kilonova-conductor: {refused}")
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
-    store = guarded(Store.opened(conf.database))
+    telling = Telling.of(conf)
+    store = guarded(Store.opened(conf.database, telling=telling))
     await_fitting(store)
     transport = Transport(conf)
     identity = Identity(conf)
@@ -282,7 +302,9 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         actions.free_leases_of(tx, owner)
         services.enrol(tx, conf.host, services.CONDUCTOR)
     store.write(settle_in)
-    conductor = Conductor(engine, post)
+    conductor = Conductor(engine, post, Teller(
+        store, engine.clock, Notifier(conf), owner, conf.notifications.notification_format,
+        conf.notifications.outbox_limit) if telling else None)
     conductor_rpc.serve(transport, owner, conductor)
     threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
+import tarfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from deploy.packages import ROOT
 from deploy.progress import run
@@ -26,6 +29,8 @@ TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.tx
 #: Nova itself, in an environment of its own: its schemas of requests and responses are what ours are compared with.
 NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
 NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = NOVA / "bin/python", NOVA / "schemas.json", ROOT / "tests/nova/reader.py"
+#: Samples of Nova's notifications, as data, out of its source.
+SAMPLES, SAMPLES_PIN = VENV / "nova-samples", ROOT / "deploy/requirements-nova-samples.txt"
 ADVICE = "Check the network and the proxy (HTTPS_PROXY, PIP_INDEX_URL), then run this again."
 
 
@@ -102,6 +107,35 @@ def nova_is_there() -> bool:
 
 def _nova_stamp() -> Path:
     return NOVA / f".made-{_digest(NOVA_LOCK, NOVA_READER)}"
+
+
+def make_samples(log: Path) -> str:
+    """Fetch the samples of Nova's notifications; returns a note.
+
+    Raises:
+        Failure: the package could not be downloaded.
+    """
+    if samples_are_there():
+        return "up to date"
+    with TemporaryDirectory() as folder:
+        run([PYTHON, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary",
+             ":all:", "--no-build-isolation", "--require-hashes", "--requirement", SAMPLES_PIN, "--dest", folder],
+            ADVICE, log=log)
+        shutil.rmtree(SAMPLES, ignore_errors=True)
+        with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as source:
+            for member in source:
+                _, there, name = member.name.partition("/doc/notification_samples/")
+                if there and (file := source.extractfile(member)):
+                    (SAMPLES / name).parent.mkdir(parents=True, exist_ok=True)
+                    (SAMPLES / name).write_bytes(file.read())
+    (SAMPLES / ".pin").write_text(SAMPLES_PIN.read_text())
+    return f"made from {SAMPLES_PIN.name}"
+
+
+def samples_are_there() -> bool:
+    """Are they those that are pinned?"""
+    stamp = SAMPLES / ".pin"
+    return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
 
 
 def _make_apart(folder: Path, lock: Path, log: Path) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection, Row
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
+from common.store import outbox
 from common.store.engine import for_update, insert_many, now, update_grouped
 from common.store.schema import actions, events, guests, heartbeats, servers, services
 
@@ -55,7 +56,7 @@ def begin(tx: Connection, rows: states.Action | Sequence[states.Action], server_
     insert(tx, [{"id": action_id, "server_id": server_id, "project_id": found.project_id,
                  "user_id": context.user_id, "request_id": context.request_id, "name": row.name,
                  "workflow": row.workflow, "args": {"was": found.vm_state, **(args or {})}, "fence": found.fence + 1,
-                 "secrets": secrets, "data": {"after": found.action} if found.action else {}}])
+                 "secrets": secrets, "data": {"after": found.action} if found.action else {}}], found)
     return action_id
 
 
@@ -96,11 +97,12 @@ def check(row: states.Action, server_id: str, found: Row[Any], context: RequestC
         raise errors.Busy(server_id)
 
 
-def insert(tx: Connection, rows: Sequence[Values]) -> None:
-    """Write new actions, due at once."""
+def insert(tx: Connection, rows: Sequence[Values], was: Row[Any] | None = None) -> None:
+    """Write new actions, due at once; ``was``: the server of the only one before it."""
     base = {"version": 1, "state": "due", "phase": "do", "attempt": 1, "sends": 0, "next_seq": 1}
     insert_many(tx, actions, [{**base, "data": {}, "args": {}, **row} for row in rows],
                 "created_at", "updated_at", "due_at")
+    outbox.begun(tx, rows, was)
 
 
 def supersede(tx: Connection, action_id: str) -> None:
@@ -111,6 +113,7 @@ def supersede(tx: Connection, action_id: str) -> None:
     tx.execute(sa.update(actions).where(actions.c.id == action_id, actions.c.state.in_(LIVE)).values(
         state="superseded", due_at=None, secrets=None, finished_at=now(), updated_at=now(),
         message="Superseded by a later action."))
+    outbox.ended(tx, action_id)
 
 
 def take(tx: Connection, owner: str, workflows: Mapping[str, int], limit: int, *, only: Collection[str] = (),

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.context import RequestContext
-from common.store import actions, migrations
+from common.store import actions, migrations, outbox
 from common.store.engine import Connection, Row, now
 from common.store.schema import actions as actions_table
 from common.store.schema import servers
@@ -35,6 +35,7 @@ def do(tx: Connection, row: states.Action, server_id: str, *, context: RequestCo
     changes = _IMMEDIATE[row.immediate](tx, server_id, found, context, args or {})
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(**changes, updated_at=now()))
     note(tx, row.name, server_id, found, context, args or {})
+    outbox.done(tx, row, server_id, context, found)
 
 
 def note(tx: Connection, name: str, server_id: str, found: Row[Any], context: RequestContext, args: Values) -> None:

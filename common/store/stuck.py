@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, Row
 
 from common import errors, states
 from common.clock import SECOND
+from common.store import outbox
 from common.store.actions import LIVE, STUCK, Values, append, lock, lock_servers, update, update_servers
 from common.store.engine import now
 from common.store.migrations import abandon
@@ -90,6 +91,7 @@ def settle(tx: Connection, action_id: str, why: str) -> Row[Any]:
     abandon(tx, server.id, server.fence + 1)
     _leave(tx, row, server, action=None, task_state=None, vm_state=states.ERROR, fence=server.fence + 1, fault={
         "code": 500, "message": why, "details": message, "created": row.locked_at})
+    outbox.ended(tx, row.id)
     return row
 
 

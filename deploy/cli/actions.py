@@ -14,6 +14,7 @@ from typing import Any
 
 from common import config, errors
 from common.clock import SECOND, iso
+from common.notifications.options import Telling
 from common.store import actions, stuck, upgrades
 from common.store.engine import Connection, Store, moment
 from deploy.cli.hosts import columns
@@ -30,7 +31,8 @@ WAYS = {
 
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[Store]:
-    store = Store(config.load(options.config).database.url)
+    conf = config.load(options.config)
+    store = Store(conf.database.url, telling=Telling.of(conf))
     upgrades.check(store)
     try:
         yield store

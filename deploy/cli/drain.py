@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from common import config
 from common.clock import iso
+from common.notifications.options import Telling
 from common.store import departures, migrations, services, upgrades
 from common.store.departures import HostState, Look
 from common.store.engine import Connection, Store, moment
@@ -92,7 +93,8 @@ def disable(tx: Connection, host: str) -> str:
 # --- back again ---
 def restore(options: argparse.Namespace) -> int:
     """Use the host again; 0 when it takes servers now."""
-    store = Store.opened(config.load(options.config).database)
+    conf = config.load(options.config)
+    store = Store.opened(conf.database, telling=Telling.of(conf))
     upgrades.check(store)
     try:
         return give_back(store, options.host, print)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from common import config
+from common.notifications.options import Telling
 from common.rpc import conductor, scheduler
 from common.rpc.transport import Transport
 from common.store import upgrades
@@ -35,7 +36,7 @@ class Stop:
 def carry_out(options: argparse.Namespace, work: Callable[[Hands], int]) -> int:
     """Open everything, do the work of one command, and close; returns its status, 1 when it was interrupted."""
     conf = config.load(options.config)
-    store = Store.opened(conf.database)
+    store = Store.opened(conf.database, telling=Telling.of(conf))
     upgrades.check(store)
     transport, stop = Transport(conf), Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -117,6 +117,7 @@ def _install(rings: set[str], log: Path) -> None:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
+        needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))
     if rings & {"api", "e2e"}:
         needs.append(("Nova's own schemas", lambda: environment.make_nova(log)))
     steps(needs)

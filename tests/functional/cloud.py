@@ -23,6 +23,7 @@ from common.clock import Clock
 from common.context import RequestContext
 from common.errors import Unavailable
 from common.models import Access, Flavor, HostInventory
+from common.notifications.options import BOTH, Telling
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
@@ -37,6 +38,7 @@ from compute_agent.virt.memory import MemoryDriver
 from compute_api.creating import Creation, Creator
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
+from conductor.telling import Post, Teller
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
@@ -92,11 +94,15 @@ class Cloud:
                 self.statements[process if process != "conductor" else threading.current_thread().name] += 1
         return store
 
-    def start_conductor(self, name: str = "c1") -> Conductor:
+    def start_conductor(self, name: str = "c1", tells: Post | None = None) -> Conductor:
+        """``tells``: where its notifications go, in both formats."""
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
         post = Messages(transport, Identity(self.conf))
-        conductor = Conductor(Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports), post)
+        store.tell(Telling(name) if tells else None)
+        teller = Teller(store, Clock(), tells, owner, BOTH, 1000) if tells else None
+        engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)
+        conductor = Conductor(engine, post, teller)
         store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))

@@ -42,8 +42,9 @@ PLACES = {
 }
 PURE = (*(f"common/{name}.py" for name in (
             "states", "models", "errors", "ids", "clock", "wire", "instance_data", "request_spec")),
-        *(str(path.relative_to(ROOT)) for folder in ("hardware", "numa")
-          for path in sorted((ROOT / "common" / folder).glob("*.py"))))
+        *(str(path.relative_to(ROOT)) for folder in ("hardware", "numa", "notifications")
+          for path in sorted((ROOT / "common" / folder).glob("*.py"))
+          if path != ROOT / "common/notifications/options.py"))
 
 #: Files that start threads or sleep outside a service.py, and why.
 THREADS = {

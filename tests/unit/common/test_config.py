@@ -22,7 +22,8 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc",
     "scheduler.enabled_weighers", "scheduler.image_props_weight_setting", "metrics.weight_setting",
     "placement.policy_file", "conductor.fencing_hook", "migration.transfer_cert", "migration.transfer_key",
-    "migration.transfer_ca", "migration.live_migration_uri", "migration.live_migration_inbound_addr"}
+    "migration.transfer_ca", "migration.live_migration_uri", "migration.live_migration_inbound_addr",
+    "notifications.versioned_notifications_topics"}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:

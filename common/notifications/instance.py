@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The payloads of instance.*: a table, by the event without its phase."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from common.clock import SECOND, iso
+from common.notifications import objects
+from common.notifications.objects import JSON, versioned
+
+Facts = Mapping[str, Any]
+
+
+class Kind(NamedTuple):
+    """Name and version of a payload, and what it has besides what all have: of the picture and of the notice."""
+
+    name: str
+    version: str
+    more: Callable[[Facts, Facts], JSON]
+
+
+def _nothing(server: Facts, about: Facts) -> JSON:
+    return {}
+
+
+def _certificates(server: Facts, about: Facts) -> JSON:
+    return {"trusted_image_certificates": server["trusted_image_certificates"]}
+
+
+def _created(server: Facts, about: Facts) -> JSON:
+    keys = [objects.keypair({"user_id": server["user_id"], "name": server["key_name"],
+                             "type": server["key_type"] or "ssh", "fingerprint": server["key_fingerprint"] or "",
+                             "public_key": server["key_data"]})] if server["key_data"] else []
+    return {"keypairs": keys, "tags": server["tags"], "instance_name": f"instance-{server['id']}",
+            **_certificates(server, about)}
+
+
+def _resized(server: Facts, about: Facts) -> JSON:
+    new = about.get("new_flavor")
+    return {"new_flavor": objects.flavor(new) if new else None}
+
+
+def _copied(server: Facts, about: Facts) -> JSON:
+    return {"snapshot_image_id": about.get("snapshot_image_id")}
+
+
+def _rescued(server: Facts, about: Facts) -> JSON:
+    return {"rescue_image_ref": about.get("rescue_image_ref")}
+
+
+PLAIN = Kind("InstanceActionPayload", "1.9", _nothing)
+KINDS = {
+    "instance.create": Kind("InstanceCreatePayload", "1.13", _created),
+    "instance.rebuild": Kind("InstanceActionRebuildPayload", "1.10", _certificates),
+    "instance.rescue": Kind("InstanceActionRescuePayload", "1.4", _rescued),
+    "instance.resize_prep": Kind("InstanceActionResizePrepPayload", "1.4", _resized),
+    "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _copied),
+}
+
+
+def payload(event: str, server: Facts, request: Mapping[str, str], about: Facts) -> JSON:
+    """The payload of an event of a server."""
+    common = objects.server(server, request)
+    if event == "instance.update":
+        return versioned("InstanceUpdatePayload", "2.1", {**common, **_updated(server, about)})
+    name, version, more = KINDS.get(".".join(event.split(".")[:2]), PLAIN)
+    return versioned(name, version, {**common, "fault": objects.fault(about.get("fault")), **more(server, about)})
+
+
+def states(server: Facts, about: Facts) -> JSON:
+    """From which state to which; what did not change is the same in both."""
+    return {"old_state": about.get("old_state", server["vm_state"]), "state": server["vm_state"],
+            "old_task_state": about.get("old_task_state", server["task_state"]),
+            "new_task_state": server["task_state"]}
+
+
+def period(until: int) -> tuple[int, int]:
+    """The audit period that this moment is in: its month, up to the moment."""
+    begin = datetime.fromtimestamp(until // SECOND, UTC).replace(day=1, hour=0, minute=0, second=0)
+    return int(begin.timestamp()) * SECOND, until
+
+
+def _updated(server: Facts, about: Facts) -> JSON:
+    begin, end = period(server["updated_at"])
+    return {"state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
+            "audit_period": versioned("AuditPeriodPayload", "1.0", {
+                "audit_period_beginning": iso(begin), "audit_period_ending": iso(end)}),
+            "old_display_name": about.get("old_display_name"), "tags": server["tags"]}

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages that a row of the outbox is sent as: one of each format that is wanted."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.notifications import compute_task, instance, legacy
+from common.notifications.objects import JSON
+from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is given to oslo.messaging's notifier."""
+
+    is_versioned: bool
+    publisher: str
+    event: str
+    payload: JSON
+    is_error: bool = False
+    context: JSON = field(default_factory=dict)
+
+
+def _instance(event: str, body: Facts) -> JSON:
+    return instance.payload(event, body["object"], body["request"], body["about"])
+
+
+def _older_instance(event: str, body: Facts) -> tuple[str, JSON] | None:
+    name = legacy.name(event)
+    return None if name is None else (name, legacy.server(event, body["object"], body["about"]))
+
+
+def _task(event: str, body: Facts) -> JSON:
+    return compute_task.payload(body["object"], body["about"])
+
+
+def _older_task(event: str, body: Facts) -> tuple[str, JSON]:
+    return compute_task.older(event, body["object"], body["about"])
+
+
+#: The first word of an event -> how its payload is made, and how its older name and payload are.
+PAYLOADS: dict[str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], tuple[str, JSON] | None]]] = {
+    "instance": (_instance, _older_instance),
+    "compute_task": (_task, _older_task)}
+
+
+def messages(row: Any, form: str) -> list[Message]:
+    """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent again."""
+    newer, older = PAYLOADS[row.event.split(".")[0]]
+    request, is_error = row.body["request"], row.event.endswith(".error")
+    context = {"request_id": request.get("id"), "user_id": request.get("user"), "project_id": request.get("project"),
+               "notification_id": row.id}
+    found = []
+    if form in (VERSIONED, BOTH):
+        found.append(Message(True, row.publisher, row.event, newer(row.event, row.body), is_error, context))
+    if form in (UNVERSIONED, BOTH) and (named := older(row.event, row.body)):
+        source, _, host = row.publisher.partition(":")
+        found.append(Message(False, f"{source.removeprefix('nova-')}.{host}", *named, is_error, context))
+    return found

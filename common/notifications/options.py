@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of notifications, in Nova's words, and what a process needs of them to write any.
+
+The driver, its transport and its topics are oslo.messaging's own: [oslo_messaging_notifications].
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oslo_config import cfg
+
+OFF, VERSIONED, UNVERSIONED, BOTH = "none", "versioned", "unversioned", "both"
+VM_STATE, VM_AND_TASK_STATE = "vm_state", "vm_and_task_state"
+
+OPTIONS = (
+    cfg.StrOpt("notification_format", default=OFF, choices=[OFF, VERSIONED, UNVERSIONED, BOTH],
+               help="What is told of servers, services, aggregates, flavors … through oslo.messaging, in Nova's words; "
+                    "none: nothing, at no cost. The same for all processes. Transport and topics: "
+                    "[oslo_messaging_notifications]."),
+    cfg.StrOpt("notify_on_state_change", default=OFF, choices=[OFF, VM_STATE, VM_AND_TASK_STATE],
+               help="Of which changes of a server's state instance.update tells."),
+    cfg.ListOpt("versioned_notifications_topics", default=["versioned_notifications"],
+                help="Topics of versioned notifications."),
+    cfg.IntOpt("outbox_limit", default=100_000, min=100,
+               help="Most notifications that wait while no broker takes them; then the oldest are dropped, with a "
+                    "warning."),
+)
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a process tells. host: its own name; states: the option notify_on_state_change."""
+
+    host: str
+    states: str = OFF
+
+    @classmethod
+    def of(cls, conf: cfg.ConfigOpts) -> Telling | None:
+        """None: nothing is told."""
+        if conf.notifications.notification_format == OFF:
+            return None
+        return cls(conf.host, conf.notifications.notify_on_state_change)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notifications on a real RabbitMQ: whoever listens as Nova's consumers do receives them, and a broker that has not
+taken one is known."""
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from kombu.connection import Connection
+from oslo_config import cfg
+
+from common import config, errors, ids, states
+from common.context import RequestContext
+from common.models import Flavor
+from common.notifications.messages import Message
+from common.notifications.options import BOTH, Telling
+from common.rpc.notifier import EXCHANGE, Notifier
+from common.store import actions, outbox, schema
+from common.store.engine import Store, now
+from common.wire import to_wire
+from conductor.telling import Teller
+from deploy.servers import free_ports
+from tests.contract.test_outbox import Time
+from tests.schemas import memory_store
+from tests.told import all_told
+from tests.waiting import await_true
+
+# isort: split
+import oslo_messaging  # after common.rpc has chosen the threading backend
+
+NEWER = Message(True, "nova-compute:h1", "instance.pause.end", {"nova_object.name": "X"}, False,
+                {"request_id": "req-1", "notification_id": 7})
+OLDER = Message(False, "compute.h1", "compute.instance.reboot.error", {"instance_id": "s"}, True)
+
+
+class Listener:
+    """oslo.messaging's own listener on both topics; keeps what it hears."""
+
+    def __init__(self, conf: cfg.ConfigOpts, url: str, topics: list[str]) -> None:
+        self.heard: list[tuple[str, str, str, Any, Any]] = []
+        transport = oslo_messaging.get_notification_transport(conf, url=url)
+        targets = [oslo_messaging.Target(topic=topic, exchange=EXCHANGE) for topic in topics]
+        self._server = oslo_messaging.get_notification_listener(transport, targets, [self], executor="threading")
+        self._server.start()
+
+    def _hear(self, priority: str, context: Any, publisher: str, event: str, payload: Any) -> None:
+        self.heard.append((priority, publisher, event, payload, context))
+
+    def info(self, context: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
+        self._hear("info", context, publisher, event, payload)
+
+    def error(self, context: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
+        self._hear("error", context, publisher, event, payload)
+
+    def close(self) -> None:
+        self._server.stop()
+        self._server.wait()
+
+
+@pytest.fixture
+def conf() -> Iterator[cfg.ConfigOpts]:
+    """With topics that no other test has."""
+    conf, mine = config.load(), uuid.uuid4().hex
+    Notifier(conf, "rabbit://nobody:none@127.0.0.1:1/")     # makes the library's options known; connects nothing
+    conf.set_override("versioned_notifications_topics", [f"versioned-{mine}"], group="notifications")
+    conf.set_override("topics", [f"plain-{mine}"], group="oslo_messaging_notifications")
+    yield conf
+    conf.clear_override("versioned_notifications_topics", group="notifications")
+    conf.clear_override("topics", group="oslo_messaging_notifications")
+
+
+@pytest.fixture
+def notifier(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Notifier]:
+    made = Notifier(conf, rabbitmq_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listener(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Listener]:
+    made = Listener(conf, rabbitmq_url, [*conf.notifications.versioned_notifications_topics,
+                                         *conf.oslo_messaging_notifications.topics])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = memory_store(lambda: time.time_ns() // 1000)
+    made.tell(Telling("api1"))
+    yield made
+    made.close()
+
+
+def add_server(store: Store) -> str:
+    name = ids.new()
+    with store.begin() as tx:
+        tx.execute(sa.insert(schema.servers).values(
+            id=name, project_id="p", user_id="u", name="s", hostname="s", vm_state=states.ACTIVE, flavor_id="1",
+            flavor=to_wire(Flavor("1", "m1.nano", 1, 128, 1)), vcpus=1, memory_mb=128, disk_gb=1, meta={}, tags=[],
+            scheduler_hints={}, security_groups=[], reservation_id="r", host="h1", created_at=now(),
+            updated_at=now()))
+    return name
+
+
+def test_a_listener_hears_both_formats(notifier: Notifier, listener: Listener) -> None:
+    for message in (NEWER, OLDER):
+        notifier.send(message)
+    await_true(lambda: len(listener.heard) == 2, 10, "both arrive")
+    newer, older = sorted(listener.heard, reverse=True, key=lambda one: one[0])
+    assert newer[:4] == ("info", NEWER.publisher, NEWER.event, NEWER.payload)
+    assert newer[4].items() >= NEWER.context.items()
+    assert older[:4] == ("error", OLDER.publisher, OLDER.event, OLDER.payload)
+
+
+def test_what_is_sent_before_anybody_listens_is_kept(notifier: Notifier, conf: cfg.ConfigOpts, rabbitmq_url: str
+                                                     ) -> None:
+    notifier.send(NEWER)
+    late = Listener(conf, rabbitmq_url, conf.notifications.versioned_notifications_topics)
+    await_true(lambda: [one[2] for one in late.heard] == [NEWER.event], 10, "it arrives")
+    late.close()
+
+
+def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
+    away = Notifier(conf, f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable, match="takes no notifications"):
+        away.send(NEWER)
+    assert time.monotonic() - began < 15
+    away.close()
+
+
+def test_a_channel_that_died_is_made_anew(notifier: Notifier, listener: Listener, rabbitmq_url: str) -> None:
+    """The exchange is gone, which closes the channel of who sends to it; the connection stays."""
+    notifier.send(NEWER)
+    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+        broker.default_channel.exchange_delete(EXCHANGE)
+
+    def is_sent() -> bool:
+        try:
+            notifier.send(OLDER)
+        except errors.Unavailable:
+            return False
+        return True
+    await_true(is_sent, 20, "it is taken again")
+
+
+def test_an_action_is_heard_from_start_to_error(notifier: Notifier, listener: Listener, store: Store) -> None:
+    """From the outbox, through the sender, the broker and the library's listener, in order."""
+    server = add_server(store)
+    context = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
+    for key in ("os-stop", "delete"):
+        store.write(lambda tx, key=key: actions.begin(tx, states.row(key), server, context=context))
+    teller = Teller(store, Time(), notifier, "c1/1", BOTH, 1000)
+    store.write(lambda tx: outbox.take(tx, "c1/1", 1))
+    assert teller.tell() == 3
+    await_true(lambda: len(listener.heard) == 6, 10, "all arrive")
+    newer = [one for one in listener.heard if one[2].startswith("instance.")]
+    assert sorted(one[2] for one in newer) == ["instance.delete.start", "instance.power_off.error",
+                                               "instance.power_off.start"]
+    infos = [one[2] for one in newer if one[0] == "info"]
+    assert infos == ["instance.power_off.start", "instance.delete.start"], "in one queue they keep their order"
+    assert {one[3]["nova_object.data"]["uuid"] for one in newer} == {server}
+    assert all_told(store) == []

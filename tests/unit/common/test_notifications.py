@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Payloads of notifications as functions of a row: both formats, names, faults, periods."""
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common import states
+from common.clock import SECOND, parse
+from common.notifications import events, instance, legacy
+from common.notifications.messages import messages
+from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
+from common.store import outbox
+
+SERVER = {
+    "id": "s1", "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "description": None,
+    "vm_state": "active", "task_state": None, "power_state": 1, "progress": 0, "locked": False, "locked_reason": None,
+    "host": "h1", "node": "node1", "availability_zone": None, "pinned_availability_zone": "az1", "image_id": "i1",
+    "image": {"properties": {"hw_architecture": "aarch64", "os_type": "linux", "kernel_id": "k1"}},
+    "flavor": {"id": "2", "name": "m1.big", "vcpus": 2, "memory_mb": 512, "root_gb": 3, "ephemeral_gb": 1,
+               "swap_mb": 64, "extra_specs": {"a": "b"}},
+    "key_name": "k", "key_data": "ssh-ed25519 AAAA", "key_type": "ssh", "key_fingerprint": "1e:2c", "meta": {"x": "y"},
+    "tags": ["t"], "trusted_image_certificates": None, "access_ip_v4": None, "access_ip_v6": None,
+    "disk_config": "MANUAL", "reservation_id": "r-1", "created_at": parse("2026-03-05T10:00:00Z"),
+    "updated_at": parse("2026-03-05T10:00:09Z"), "launched_at": parse("2026-03-05T10:00:08Z"), "terminated_at": None,
+    "deleted_at": None, "scheduler_hints": {"group": "g"}, "security_groups": [{"name": "default"}],
+    "interfaces": [{"port": "p1", "label": "net", "mac": "fa:16", "device": "tap1", "addresses": [
+        {"address": "10.0.0.5", "version": 4, "floating": ["1.2.3.4"]}, {"address": "fe80::1", "version": 6}]}]}
+REQUEST = {"id": "req-1", "user": "admin", "project": "other"}
+FAULT = {"exception": "ActionFailed", "message": "It broke.", "step": "build", "details": "because"}
+
+
+def row(event: str, publisher: str = "nova-compute:h1", about: dict[str, Any] | None = None,
+        request: dict[str, str] | None = None) -> Any:
+    return SimpleNamespace(id=5, event=event, key="s1", publisher=publisher, body={
+        "request": REQUEST if request is None else request, "object": SERVER, "about": about or {}})
+
+
+def newer(event: str, **more: Any) -> Any:
+    return messages(row(event, **more), VERSIONED)[0].payload["nova_object.data"]
+
+
+def older(event: str, **more: Any) -> Any:
+    return messages(row(event, **more), UNVERSIONED)[0].payload
+
+
+def test_what_a_versioned_payload_says() -> None:
+    data = newer("instance.create.end")
+    assert (data["uuid"], data["host"], data["node"], data["state"], data["power_state"]) == (
+        "s1", "h1", "node1", "active", "running")
+    assert (data["architecture"], data["os_type"], data["kernel_id"], data["ramdisk_id"]) == (
+        "aarch64", "linux", "k1", "")
+    assert (data["created_at"], data["deleted_at"], data["availability_zone"]) == ("2026-03-05T10:00:00Z", None, "az1")
+    assert [(one["nova_object.data"]["address"], one["nova_object.data"]["version"]) for one in data["ip_addresses"]
+            ] == [("10.0.0.5", 4), ("fe80::1", 6)]
+    flavor = data["flavor"]["nova_object.data"]
+    assert (flavor["flavorid"], flavor["swap"], flavor["ephemeral_gb"], flavor["extra_specs"]) == (
+        "2", 64, 1, {"a": "b"})
+    assert data["keypairs"][0]["nova_object.data"]["fingerprint"] == "1e:2c"
+    assert (data["request_id"], data["action_initiator_user"], data["action_initiator_project"]) == (
+        "req-1", "admin", "other")
+
+
+def test_what_nobody_asked_for_names_no_request() -> None:
+    data = newer("instance.reboot.start", request={"id": "req-1", "user": "", "project": "p"})
+    assert (data["request_id"], data["action_initiator_user"]) == (None, None)
+
+
+def test_a_failure_tells_what_and_where() -> None:
+    [message, plain] = messages(row("instance.create.error", about={"fault": FAULT}), BOTH)
+    assert (message.is_error, plain.is_error) == (True, True)
+    fault = message.payload["nova_object.data"]["fault"]["nova_object.data"]
+    assert (fault["exception_message"], fault["function_name"], fault["traceback"]) == ("It broke.", "build", "because")
+    assert plain.payload["message"] == "It broke."
+
+
+def test_what_an_older_payload_says() -> None:
+    data = older("instance.create.end")
+    assert (data["instance_id"], data["instance_type"], data["disk_gb"], data["state"], data["message"]) == (
+        "s1", "m1.big", 4, "active", "Success")
+    assert (data["created_at"], data["launched_at"], data["deleted_at"]) == (
+        "2026-03-05 10:00:00+00:00", "2026-03-05T10:00:08.000000", "")
+    assert [(one["address"], one["label"], one["floating_ips"]) for one in data["fixed_ips"]] == [
+        ("10.0.0.5", "net", ["1.2.3.4"]), ("fe80::1", "net", [])]
+
+
+@pytest.mark.parametrize(("event", "name"), [
+    ("instance.power_off.end", "compute.instance.power_off.end"),
+    ("instance.resize_prep.start", "compute.instance.resize.prep.start"),
+    ("instance.resize_finish.end", "compute.instance.finish_resize.end"),
+    ("instance.live_migration_post.end", "compute.instance.live_migration._post.end"),
+    ("instance.evacuate", "compute.instance.evacuate"), ("instance.lock", None)])
+def test_older_names(event: str, name: str | None) -> None:
+    assert legacy.name(event) == name
+    assert [one.event for one in messages(row(event), UNVERSIONED)] == ([name] if name else [])
+
+
+def test_each_format_has_its_publisher() -> None:
+    assert [one.publisher for one in messages(row("instance.pause.end"), BOTH)] == ["nova-compute:h1", "compute.h1"]
+    assert messages(row("instance.pause.end"), BOTH)[0].context["notification_id"] == 5
+
+
+def test_an_update_says_from_which_state() -> None:
+    about = {"old_task_state": "powering-off"}
+    data = newer("instance.update", about=about)
+    assert data["state_update"]["nova_object.data"] == {
+        "old_state": "active", "state": "active", "old_task_state": "powering-off", "new_task_state": None}
+    plain = older("instance.update", about=about)
+    assert (plain["old_task_state"], plain["audit_period_beginning"]) == ("powering-off", "2026-03-01T00:00:00.000000")
+
+
+def test_an_audit_period_begins_with_its_month() -> None:
+    assert instance.period(parse("2026-02-28T23:59:59Z")) == (parse("2026-02-01T00:00:00Z"),
+                                                              parse("2026-02-28T23:59:59Z"))
+    assert instance.period(parse("2026-02-01T00:00:00Z") + SECOND)[0] == parse("2026-02-01T00:00:00Z")
+
+
+def test_no_host_says_what_was_asked_for() -> None:
+    data = newer("compute_task.build_instances.error", about={"fault": FAULT})
+    spec = data["request_spec"]["nova_object.data"]
+    assert (spec["scheduler_hints"], spec["security_groups"], spec["num_instances"]) == (
+        {"group": ["g"]}, ["default"], 1)
+    plain = messages(row("compute_task.build_instances.error", about={"fault": FAULT}), UNVERSIONED)[0]
+    assert (plain.event, plain.payload["method"], plain.payload["reason"]) == (
+        "compute_task.build_instances", "build_instances", "It broke.")
+
+
+def test_a_picture_has_nothing_secret() -> None:
+    columns = {column.name for column in outbox._PICTURE.selected_columns}
+    assert columns & {"user_data", "password", "secrets", "fault"} == set()
+    assert set(SERVER) == columns, "this file's server is what the store takes a picture of"
+
+
+def test_of_arguments_only_what_is_told_is_kept() -> None:
+    args = {"image_id": "i", "image": {"id": "i"}, "admin_pass": "p", "new_flavor": {"id": "2"}, "files": ["f"]}
+    kept = {name: events.about(name, args) for name in ("snapshot", "rescue", "resize", "create", "rebuild")}
+    assert kept == {"snapshot": {"snapshot_image_id": "i"}, "rescue": {"rescue_image_ref": "i"},
+                    "resize": {"new_flavor": {"id": "2"}}, "create": {}, "rebuild": {}}
+
+
+def test_every_action_of_a_workflow_is_told_or_known_to_be_silent() -> None:
+    silent = {row.name for row in states.ACTIONS if row.workflow and row.told is None}
+    assert silent == {"changePassword", "addSecurityGroup", "removeSecurityGroup"}
+    for action in states.ACTIONS:
+        tale = events.tale(action)
+        names = [*tale.begun, *tale.done, *tale.failed]
+        assert bool(names) == (action.told is not None)
+        assert all(name.startswith("instance.") for name in names)
