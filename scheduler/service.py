@@ -16,6 +16,7 @@ from oslo_config import cfg
 from common import errors, service
 from common.clock import Clock
 from common.models import Explanation, RequestSpec, Selection
+from common.notifications.options import Telling
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.store import services
@@ -69,7 +70,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
-    store = guarded(Store.opened(conf.database))
+    store = guarded(Store.opened(conf.database, telling=Telling.of(conf)))
     await_fitting(store)
     transport = Transport(conf)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))

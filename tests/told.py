@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a store's outbox."""
+"""What waits in a store's outbox, and a story that tells of everything but servers."""
 from __future__ import annotations
 
 from typing import Any
 
 import sqlalchemy as sa
 
-from common.store import schema
+from common import ids
+from common.models import HostInventory
+from common.store import aggregates, flavors, hosts, keypairs, schema, server_groups, services
 from common.store.engine import Store
 
 
@@ -19,3 +21,44 @@ def all_told(store: Store) -> list[Any]:
 def told(store: Store, key: str) -> list[str]:
     """The events of a server, without the word before them."""
     return [row.event.removeprefix("instance.") for row in all_told(store) if row.key == key]
+
+
+def story_of_nouns(store: Store) -> list[str]:
+    """Everything that is told of what is no server happens once; returns the events that it tells, in order."""
+    def do(work: Any, *given: Any, **named: Any) -> Any:
+        return store.write(lambda tx: work(tx, *given, **named))
+    flavor = {"flavorid": "f1", "name": "big", "vcpus": 1, "memory_mb": 64, "root_gb": 1, "ephemeral_gb": 0,
+              "swap_mb": 0, "rxtx_factor": 1.0, "description": None, "is_public": False}
+    key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "1e:2c", "public_key": "ssh-ed25519 AAAA"}
+    do(hosts.hello, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000))
+    service = store.read(lambda tx: services.list_all(tx, "h1", services.COMPUTE))[0]
+    do(services.set_state, service.uuid, disabled=True, disabled_reason="r")
+    do(services.fence, "h1")
+    do(services.returned, "h1")
+    do(services.returned, "h1")             # says nothing new
+    number = do(aggregates.create, "a", "z").id
+    do(aggregates.add_host, number, "h1", "nova")
+    do(aggregates.update, number, "nova", name="b")
+    do(aggregates.update, number, "nova", meta={"ssd": "true"}, what="metadata of aggregate")
+    do(aggregates.remove_host, number, "h1", "nova")
+    do(aggregates.delete, number)
+    row = do(flavors.create, flavor)
+    do(flavors.describe, "f1", "d")
+    do(flavors.set_extra_specs, "f1", {"hw:cpu_policy": "shared"})
+    do(flavors.grant, row, "p")
+    do(flavors.revoke, row, "p")
+    do(flavors.delete, "f1")
+    do(keypairs.create, key, imported=False)
+    do(keypairs.delete, "u", "k")
+    do(keypairs.create, key)
+    group = do(server_groups.create, {"project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
+                                      "rules": {"max_server_per_host": 3}}).id
+    do(server_groups.join, [{"group_id": group, "server_id": ids.new()}])
+    do(server_groups.delete, group)
+    do(services.remove, service)
+    return ["service.create", "service.update", "service.update", "service.update",
+            *(f"aggregate.{verb}.{phase}" for verb in ("create", "add_host", "update_prop", "update_metadata",
+                                                       "remove_host", "delete") for phase in ("start", "end")),
+            "flavor.create", *["flavor.update"] * 4, "flavor.delete",
+            *(f"keypair.{verb}.{phase}" for verb in ("create", "delete", "import") for phase in ("start", "end")),
+            "server_group.create", "server_group.add_member", "server_group.delete", "service.delete"]

@@ -34,7 +34,9 @@ class Notice:
         """The service that Nova would have told it by."""
         if self.event.startswith("instance."):
             return API if self.event in _API_EVENTS else COMPUTE
-        return {"compute_task": CONDUCTOR, "service": COMPUTE}.get(self.event.split(".")[0], API)
+        if self.event.startswith("service."):
+            return str(self.about["object"]["binary"])
+        return CONDUCTOR if self.event.startswith("compute_task.") else API
 
 
 @dataclass(frozen=True, slots=True)

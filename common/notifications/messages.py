@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.notifications import compute_task, instance, legacy
+from common.notifications import compute_task, instance, legacy, nouns
 from common.notifications.objects import JSON
 from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
 
@@ -42,7 +42,15 @@ def _older_task(event: str, body: Facts) -> tuple[str, JSON]:
     return compute_task.older(event, body["object"], body["about"])
 
 
-#: The first word of an event -> how its payload is made, and how its older name and payload are.
+def _noun(event: str, body: Facts) -> JSON:
+    return nouns.PAYLOADS[event.split(".")[0]](body["object"])
+
+
+def _older_noun(event: str, body: Facts) -> tuple[str, JSON] | None:
+    return nouns.older(event, body["object"])
+
+
+#: The first word of an event -> how its payload is made, and how its older name and payload are; others: ``nouns``.
 PAYLOADS: dict[str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], tuple[str, JSON] | None]]] = {
     "instance": (_instance, _older_instance),
     "compute_task": (_task, _older_task)}
@@ -50,7 +58,7 @@ PAYLOADS: dict[str, tuple[Callable[[str, Facts], JSON], Callable[[str, Facts], t
 
 def messages(row: Any, form: str) -> list[Message]:
     """Of a row of the outbox. The context's ``notification_id`` is the same when a message is sent again."""
-    newer, older = PAYLOADS[row.event.split(".")[0]]
+    newer, older = PAYLOADS.get(row.event.split(".")[0], (_noun, _older_noun))
     request, is_error = row.body["request"], row.event.endswith(".error")
     context = {"request_id": request.get("id"), "user_id": request.get("user"), "project_id": request.get("project"),
                "notification_id": row.id}

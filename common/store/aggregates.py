@@ -8,7 +8,7 @@ aggregate and then the providers of the hosts that it concerns, ascending, where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, ids
-from common.store import allocations, inventories
+from common.store import allocations, inventories, outbox
 from common.store import zones as zones_of
 from common.store.engine import for_update, is_there, now
 from common.store.schema import aggregate_hosts, aggregates, guests, servers
@@ -69,7 +69,10 @@ def create(tx: Connection, name: str, zone: str | None) -> Row[Any]:
     uuid = ids.new()
     with _unique(name):
         tx.execute(sa.insert(aggregates).values(uuid=uuid, name=name, meta=meta, created_at=now()))
-    return tx.execute(sa.select(aggregates).where(aggregates.c.uuid == uuid)).one()
+    row = tx.execute(sa.select(aggregates).where(aggregates.c.uuid == uuid)).one()
+    outbox.tell(tx, str(row.id), {**row._mapping, "id": None, "hosts": None}, "aggregate.create.start")
+    outbox.tell(tx, str(row.id), {**row._mapping, "hosts": []}, "aggregate.create.end")
+    return row
 
 
 def update(tx: Connection, number: int, default_zone: str, *, name: str | None = None,
@@ -91,7 +94,7 @@ def update(tx: Connection, number: int, default_zone: str, *, name: str | None =
     if ZONE in changed:
         _check_zone(tx, number, hosts, row.meta.get(ZONE), after[ZONE], default_zone,
                     lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"))
-    with _unique(name or row.name):
+    with _told(tx, number, "update_prop" if what == "aggregate" else "update_metadata"), _unique(name or row.name):
         _write(tx, number, name=name or row.name, meta=after)
     inventories.settle(tx, providers.values())
 
@@ -112,8 +115,9 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
     if row.meta.get(ZONE):
         _check_zone(tx, number, [host], None, row.meta[ZONE], default_zone, lambda reason: errors.Conflict(
             f"Cannot add host to aggregate {number}. Reason: {reason}"))
-    tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
-    _write(tx, number)
+    with _told(tx, number, "add_host"):
+        tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
+        _write(tx, number)
     inventories.settle(tx, providers.values())
 
 
@@ -132,8 +136,9 @@ def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> No
     if row.meta.get(ZONE):
         _check_zone(tx, number, [host], row.meta[ZONE], None, default_zone, lambda reason: errors.Conflict(
             f"{refused}: {reason}"))
-    tx.execute(sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host))
-    _write(tx, number)
+    with _told(tx, number, "remove_host"):
+        tx.execute(sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host))
+        _write(tx, number)
     inventories.settle(tx, providers.values())
 
 
@@ -143,7 +148,8 @@ def delete(tx: Connection, number: int) -> None:
     if _hosts(tx, number):
         raise errors.BadRequest(f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
                                 "hosts first.")
-    tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
+    with _told(tx, number, "delete"):
+        tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
 
 
 def leave(tx: Connection, host: str) -> None:
@@ -212,6 +218,14 @@ def _found(row: Row[Any] | None, number: int) -> Row[Any]:
 
 def _hosts(tx: Connection, number: int) -> list[str]:
     return list(tx.scalars(sa.select(_MEMBER.host).where(_MEMBER.aggregate_id == number).order_by(_MEMBER.host)))
+
+
+def _told(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
+    """Tell of a change of a locked aggregate, before and after it."""
+    def picture() -> dict[str, Any] | None:
+        row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()
+        return {**row, "hosts": _hosts(tx, number)} if row else None
+    return outbox.around(tx, f"aggregate.{verb}", str(number), picture)
 
 
 def _write(tx: Connection, number: int, **values: Any) -> None:

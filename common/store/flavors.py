@@ -15,7 +15,8 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from common import errors, models
-from common.store.engine import insert_ignore, is_there, now
+from common.store import outbox
+from common.store.engine import insert_ignore, is_there, now, told_by
 from common.store.paging import Order, after, fetch
 from common.store.schema import flavor_access, flavors
 
@@ -96,6 +97,7 @@ def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
         tx.execute(sa.insert(flavors).values(created_at=now()), {"extra_specs": {}, **values})
     except IntegrityError as problem:                          # another API process was first
         raise _taken(values, True) from problem
+    _tell(tx, "flavor.create", values["flavorid"])
     return show(tx, values["flavorid"])
 
 
@@ -109,12 +111,14 @@ def describe(tx: Connection, flavorid: str, description: str | None) -> Row[Any]
     """Change the description. Raises NotFound."""
     show(tx, flavorid)
     tx.execute(sa.update(flavors).where(flavors.c.flavorid == flavorid).values(description=description))
+    _tell(tx, "flavor.update", flavorid)
     return show(tx, flavorid)
 
 
 def delete(tx: Connection, flavorid: str) -> None:
     """Remove the flavor and who may use it; servers keep their copy. Raises NotFound."""
     row = show(tx, flavorid)
+    _tell(tx, "flavor.delete", flavorid)
     tx.execute(sa.delete(flavor_access).where(flavor_access.c.flavor_id == row.id))
     tx.execute(sa.delete(flavors).where(flavors.c.id == row.id))
 
@@ -134,6 +138,7 @@ def set_extra_specs(tx: Connection, flavorid: str, add: dict[str, str], remove: 
             raise no_extra_spec(flavorid, remove)
         del specs[remove]
     tx.execute(sa.update(flavors).where(flavors.c.id == row.id).values(extra_specs=specs))
+    _tell(tx, "flavor.update", flavorid)
     return specs
 
 
@@ -154,6 +159,7 @@ def grant(tx: Connection, row: Row[Any], project_id: str) -> None:
         raise errors.Conflict(f"Flavor access already exists for flavor {row.flavorid} and project {project_id} "
                               "combination.")
     insert_ignore(tx, flavor_access, {"flavor_id": row.id, "project_id": project_id})
+    _tell(tx, "flavor.update", row.flavorid)
 
 
 def revoke(tx: Connection, row: Row[Any], project_id: str) -> None:
@@ -162,6 +168,15 @@ def revoke(tx: Connection, row: Row[Any], project_id: str) -> None:
                                                      flavor_access.c.project_id == project_id))
     if not gone.rowcount:
         raise errors.NotFound(f"Flavor access not found for {row.flavorid} / {project_id} combination.")
+    _tell(tx, "flavor.update", row.flavorid)
+
+
+def _tell(tx: Connection, event: str, flavorid: str) -> None:
+    """With the projects that may use it, unless all may."""
+    if told_by(tx) is None:
+        return
+    row = show(tx, flavorid)
+    outbox.tell(tx, flavorid, {**row._mapping, "projects": None if row.is_public else access(tx, row.id)}, event)
 
 
 def record(row: Row[Any]) -> models.Flavor:

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import IntegrityError
 
 from common import errors
+from common.store import outbox
 from common.store.engine import is_there, now
 from common.store.schema import keypairs
 
@@ -47,8 +48,8 @@ def count(tx: Connection, user_id: str) -> int:
                          .where(keypairs.c.user_id == user_id)) or 0)
 
 
-def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
-    """Insert {user_id, name, type, fingerprint, public_key}.
+def create(tx: Connection, values: dict[str, Any], imported: bool = True) -> Row[Any]:
+    """Insert {user_id, name, type, fingerprint, public_key}. ``imported``: else we made it.
 
     Raises:
         Conflict: the user has one of this name.
@@ -61,6 +62,10 @@ def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
         tx.execute(sa.insert(keypairs).values(created_at=now()), values)
     except IntegrityError as problem:                          # another API process was first
         raise exists from problem
+    unknown = {"fingerprint": None, **({} if imported else {"public_key": None})}
+    verb, key = "import" if imported else "create", f"{values['user_id']}/{values['name']}"
+    outbox.tell(tx, key, {**values, **unknown}, f"keypair.{verb}.start")
+    outbox.tell(tx, key, values, f"keypair.{verb}.end")
     return show(tx, values["user_id"], values["name"])
 
 
@@ -68,3 +73,4 @@ def delete(tx: Connection, user_id: str, name: str) -> None:
     """Remove one. Raises NotFound."""
     row = show(tx, user_id, name)
     tx.execute(sa.delete(keypairs).where(keypairs.c.id == row.id))
+    outbox.tell(tx, f"{user_id}/{name}", row._mapping, "keypair.delete.start", "keypair.delete.end")

@@ -7,7 +7,8 @@ in their order, and strikes them when the broker has them: told at least once, a
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -55,8 +56,9 @@ def add(tx: Connection, notices: Sequence[Notice]) -> None:
         if picture is None or notice.event.startswith("instance.shutdown") and picture["host"] is None:
             continue
         about = {name: value for name, value in notice.about.items() if name != "object"}
-        host = picture.get("host") if notice.source == COMPUTE else None
-        rows.append({"event": notice.event, "key": notice.key, "publisher": f"{notice.source}:{host or telling.host}",
+        host = picture.get("host") if notice.source == COMPUTE or notice.event.startswith("service.") else None
+        rows.append({"event": notice.event, "key": notice.key[:255],
+                     "publisher": f"{notice.source}:{host or telling.host}",
                      "body": {"request": notice.request, "object": picture, "about": about}})
     insert_many(tx, notifications, rows, "created_at")
 
@@ -102,6 +104,23 @@ def done(tx: Connection, row: states.Action, server_id: str, context: RequestCon
         found.append(Notice("instance.update", server_id, request, {
             "old_state": was.vm_state, "old_task_state": was.task_state}))
     add(tx, found)
+
+
+def tell(tx: Connection, key: str, picture: Mapping[Any, Any] | None, *names: str) -> None:
+    """Write what has happened to something that is no server; nothing when there is no picture of it."""
+    if picture is not None:
+        add(tx, [Notice(name, key, about={"object": dict(picture)}) for name in names])
+
+
+@contextmanager
+def around(tx: Connection, name: str, key: str, take: Callable[[], Mapping[Any, Any] | None]) -> Iterator[None]:
+    """Tell NAME.start with a picture from before the block, and NAME.end with one from after it; when it is gone then,
+    with the same one. Nothing is asked where nothing is told."""
+    is_on = told_by(tx) is not None
+    before = take() if is_on else None
+    yield
+    tell(tx, key, before, f"{name}.start")
+    tell(tx, key, (take() or before) if is_on else None, f"{name}.end")
 
 
 # --- what the sender asks ---

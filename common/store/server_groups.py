@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
-from common.store.engine import for_update, is_there, now
+from common.store import outbox
+from common.store.engine import for_update, is_there, now, told_by
 from common.store.schema import guests, server_group_members, server_groups, servers
 
 AFFINITY, ANTI_AFFINITY = "affinity", "anti-affinity"
@@ -75,11 +76,13 @@ def create(tx: Connection, values: dict[str, Any]) -> Row[Any]:
     """Insert {project_id, user_id, name, policy, rules}, and the id when the caller has made one."""
     group = values.get("id") or ids.new()
     tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
+    _tell(tx, "server_group.create", [group])
     return show(tx, group)
 
 
 def delete(tx: Connection, group: str) -> None:
     """Remove a group; its servers stay. The group goes first: whoever joins has it locked, or finds it gone."""
+    _tell(tx, "server_group.delete", [group])
     tx.execute(sa.delete(server_groups).where(server_groups.c.id == group))
     tx.execute(sa.delete(server_group_members).where(server_group_members.c.group_id == group))
 
@@ -121,6 +124,16 @@ def join(tx: Connection, rows: list[dict[str, str]]) -> None:
     """Insert memberships: {group_id, server_id}."""
     if rows:
         tx.execute(sa.insert(server_group_members), rows)
+        _tell(tx, "server_group.add_member", {row["group_id"] for row in rows})
+
+
+def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
+    """Of each of these groups, with its members."""
+    if told_by(tx) is None:
+        return
+    there = members(tx, groups)
+    for row in tx.execute(sa.select(server_groups).where(server_groups.c.id.in_(sorted(groups)))).mappings():
+        outbox.tell(tx, row["id"], {**row, "members": there.get(row["id"], [])}, event)
 
 
 def of_server(tx: Connection, server_id: str) -> list[str]:

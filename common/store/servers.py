@@ -20,7 +20,9 @@ from sqlalchemy.engine import Connection, Row
 
 from common import errors, states
 from common.models import Flavor, Interface
-from common.store.engine import for_update, insert_many, now
+from common.notifications.events import Notice
+from common.store import outbox
+from common.store.engine import for_update, insert_many, now, told_by
 from common.store.paging import Order, after, fetch
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 from common.wire import from_wire, to_wire
@@ -41,6 +43,8 @@ _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
 #: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's rows.
 _Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
 loads = json.loads
+#: What of a server is told when it changes.
+_SHOWN = frozenset(("name", "tags"))
 #: What of an interface the network service alone decides.
 _TOLD = ("addresses", "mtu", "label", "active", "groups")
 
@@ -235,8 +239,13 @@ def is_there(tx: Connection, server_id: str) -> bool:
 
 
 def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
-    """Change columns that no action guards."""
+    """Change columns that no action guards; another name and other tags are told."""
+    is_told = told_by(tx) is not None and not _SHOWN.isdisjoint(values)
+    before = tx.scalar(sa.select(C.name).where(C.id == server_id)) if is_told and "name" in values else None
     tx.execute(sa.update(servers).where(C.id == server_id, C.deleted == 0).values(**values, updated_at=now()))
+    if is_told:
+        renamed = {"old_display_name": before} if before != values.get("name", before) else {}
+        outbox.add(tx, [Notice("instance.update", server_id, about=renamed)])
 
 
 def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any:

@@ -15,7 +15,8 @@ from sqlalchemy.engine import Connection, Row
 
 from common import errors, ids
 from common.clock import SECOND
-from common.store.engine import for_update, insert_ignore, now
+from common.store import outbox
+from common.store.engine import for_update, insert_ignore, now, told_by
 from common.store.schema import heartbeats, provider_traits, providers, services
 
 #: The trait of a host that takes no new servers.
@@ -33,7 +34,13 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
     if tx.scalar(sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)) is None:
         insert_ignore(tx, services, {"uuid": ids.new(), "host": host, "binary": binary, "disabled": False,
                                      "forced_down": False, "created_at": now(), "updated_at": now()})
+        _tell(tx, "service.create", services.c.host == host, services.c.binary == binary)
     insert_ignore(tx, heartbeats, {"host": host, "binary": binary, "seen_at": now(), "up": True})
+
+
+def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
+    if told_by(tx) is not None and (row := tx.execute(_joined().where(*which)).mappings().first()):
+        outbox.tell(tx, row["uuid"], row, event)
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
@@ -113,6 +120,7 @@ def show(tx: Connection, uuid: str | None = None, number: int | None = None) -> 
 
 def remove(tx: Connection, row: Row[Any]) -> None:
     """Forget a service (a host's: by ``hosts.remove``); one that still runs is enrolled again when it beats."""
+    _tell(tx, "service.delete", services.c.id == row.id)
     tx.execute(sa.delete(services).where(services.c.id == row.id))
     tx.execute(sa.delete(heartbeats).where(heartbeats.c.host == row.host, heartbeats.c.binary == row.binary))
 
@@ -127,6 +135,7 @@ def fence(tx: Connection, host: str) -> None:
     """The guests of a host are dead, as a fencing hook has made sure: it is forced down until it says hello."""
     tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE).values(
         forced_down=True, fenced_at=now(), updated_at=now()))
+    _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
     _flipped(tx, [host])
 
 
@@ -134,9 +143,11 @@ def returned(tx: Connection, host: str) -> None:
     """A host says hello: that it was fenced proves nothing any more; an admin's own word stands. Whoever fences it just
     now is waited for: a row that does not say so yet would not be found otherwise."""
     lock(tx, host)
-    tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
-                                         services.c.fenced_at.is_not(None)).values(
+    back = tx.execute(sa.update(services).where(services.c.host == host, services.c.binary == COMPUTE,
+                                                services.c.fenced_at.is_not(None)).values(
         forced_down=False, fenced_at=None, updated_at=now()))
+    if back.rowcount:
+        _tell(tx, "service.update", services.c.host == host, services.c.binary == COMPUTE)
 
 
 def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
@@ -165,6 +176,7 @@ def set_state(tx: Connection, uuid: str, **changes: Any) -> None:
     if not tx.execute(sa.update(services).where(services.c.uuid == uuid).values(
             **changes, **({"fenced_at": None} if "forced_down" in changes else {}), updated_at=now())).rowcount:
         raise errors.NotFound(f"Service {uuid} could not be found.")
+    _tell(tx, "service.update", services.c.uuid == uuid)
     row = tx.execute(sa.select(services.c.host, services.c.binary).where(services.c.uuid == uuid)).one()
     provider = tx.scalar(for_update(sa.select(providers.c.id).where(providers.c.host == row.host)))
     if row.binary == COMPUTE and provider is not None:

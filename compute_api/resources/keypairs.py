@@ -66,5 +66,5 @@ def create(request: Request) -> dict[str, Any]:
         if 0 <= limit <= keypairs.count(tx, user_id):
             raise errors.Forbidden("Quota exceeded, too many key pairs.")
         return keypairs.create(tx, {"user_id": user_id, "name": given["name"].strip(), "type": kind,
-                                    "fingerprint": printed, "public_key": public})
+                                    "fingerprint": printed, "public_key": public}, imported=private is None)
     return view.new(request.make(keypairs.is_made, work), request.version, private)

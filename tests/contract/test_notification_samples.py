@@ -22,11 +22,12 @@ from common.store import schema
 from compute_agent.virt.memory import Fail
 from deploy.environment import SAMPLES, samples_are_there
 from tests.schemas import memory_store
-from tests.told import all_told
+from tests.told import all_told, story_of_nouns
 from tests.workflows.scenarios import SCENARIOS, trial_of
 from tests.workflows.simulator import Cloud, Time
 
 #: Objects that Nova has and names in no sample: an action of ours that fails is told as its other phases are.
+OTHERS = ("service-", "aggregate-", "flavor-", "keypair-", "server_group-")
 PHASES = ("error", "end", "start")
 #: Keys whose values are maps of the user's, or of an image's properties.
 FREE = ("metadata", "meta", "extra_specs", "scheduler_hints", "rules")
@@ -166,6 +167,17 @@ def test_what_servers_tell_is_as_in_the_samples(samples: Path) -> None:
           f"{len(seen) - len(wrong)} agree")
     assert wrong == {}
     assert len(seen) > 60
+
+
+def test_what_else_is_told_is_as_in_the_samples(samples: Path) -> None:
+    store = memory_store(Time())
+    store.tell(Telling("api"))
+    story_of_nouns(store)
+    seen, wrong = judge(all_told(store), samples)
+    print(f"\n{len(seen)} other events checked against Nova's samples, {len(seen) - len(wrong)} agree")
+    assert wrong == {}
+    assert seen == {path.stem.replace("-", ".") for path in samples.glob("*.json")
+                    if path.stem.startswith(OTHERS) and "cache_images" not in path.stem}
 
 
 def test_a_difference_is_seen(samples: Path) -> None:

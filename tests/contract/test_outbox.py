@@ -16,11 +16,11 @@ from common.models import Flavor
 from common.notifications.events import Notice
 from common.notifications.messages import Message
 from common.notifications.options import BOTH, UNVERSIONED, VERSIONED, Telling
-from common.store import actions, at_once, outbox, schema
+from common.store import actions, at_once, outbox, schema, servers
 from common.store.engine import Store, now
 from common.wire import to_wire
 from conductor.telling import AT_ONCE, Teller
-from tests.told import all_told, told
+from tests.told import all_told, story_of_nouns, told
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
 SECRETS = ("secret user data", "sealed password")
@@ -284,6 +284,40 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
     assert all_told(store)[0].event == "instance.delete.error", "the second one's supersedes the first one's"
     assert found == [found[0], found[1]] and found[0] < found[1]
     assert store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(schema.notifications))) == 2
+
+
+def test_what_is_no_server_is_told_too(telling: Store) -> None:
+    expected = story_of_nouns(telling)
+    rows = all_told(telling)
+    assert [row.event for row in rows] == expected
+    pictures = {row.event: row.body["object"] for row in rows}
+    assert (pictures["aggregate.add_host.start"]["hosts"], pictures["aggregate.add_host.end"]["hosts"]) == ([], ["h1"])
+    assert pictures["aggregate.update_prop.start"]["name"] == "a"
+    assert pictures["aggregate.delete.end"]["name"] == "b"
+    assert [row.body["object"]["projects"] for row in rows if row.event == "flavor.update"] == [[], [], ["p"], []]
+    assert [row.body["object"]["forced_down"] for row in rows if row.event == "service.update"] == [False, True, False]
+    assert {row.publisher for row in rows} == {"nova-compute:h1", "nova-api:api1"}
+    broker = Broker()
+    tell_all(teller(telling, broker, form=BOTH))
+    assert [one.event for one in broker.taken if one.is_versioned] == expected
+    older = {one.event for one in broker.taken if not one.is_versioned}
+    assert {"aggregate.addhost.end", "keypair.import.end", "servergroup.addmember"} <= older
+    assert not {event for event in older if event.startswith(("flavor", "service."))}
+
+
+def test_what_is_no_server_costs_nothing_where_it_is_not_told(store: Store) -> None:
+    story_of_nouns(store)
+    assert all_told(store) == []
+
+
+def test_another_name_is_told_with_the_old_one(telling: Store) -> None:
+    server, broker = add_servers(telling)[0], Broker()
+    for values in ({"name": "new"}, {"name": "new"}, {"tags": ["a"]}, {"description": "d"}):
+        telling.write(lambda tx, values=values: servers.update(tx, server, values))
+    tell_all(teller(telling, broker))
+    data = [one.payload["nova_object.data"] for one in broker.taken]
+    assert [(one["display_name"], one["old_display_name"], one["tags"]) for one in data] == [
+        ("new", "s", []), ("new", None, []), ("new", None, ["a"])]
 
 
 def test_many_notices_are_written_at_once(telling: Store) -> None:

@@ -101,9 +101,9 @@ def test_a_crash_anywhere_changes_nothing_of_it(workflow: str, each: int) -> Non
 
 def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
-    cloud.store.tell(Telling("api"))
     for name in cloud.hosts:
         cloud.force_down(name)
+    cloud.store.tell(Telling("api"))
     trial.begin()
     cloud.settle()
     rows = all_told(cloud.store)
