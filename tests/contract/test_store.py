@@ -230,7 +230,10 @@ def test_transactions_that_deadlock_run_again(store: Store) -> None:
         store.write(work)
     assert in_parallel(2, opposed) == [None, None]
     assert store.read(lambda tx: list(tx.scalars(sa.select(schema.projects.c.quota_seq)))) == [2, 2]
-    assert len(tries) == (2 if store.dialect_name == "sqlite" else 3)
+    if store.dialect_name == "sqlite":
+        assert len(tries) == 2
+    else:                   # the victim may take its row again before the winner wakes, and be the victim again
+        assert len(tries) >= 3
 
 
 def test_a_failing_transaction_leaves_nothing(store: Store) -> None:
