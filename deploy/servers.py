@@ -150,7 +150,7 @@ class Servers:
         data = folder / "data"
         _as("postgres", [str(POSTGRESQL / "initdb"), "--pgdata", str(data), "--username", "kilonova", "--pwfile",
                          str(secret), "--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8", "--locale", "C"])
-        self._start("postgresql", _postgres(folder, port), "postgres", port)
+        self._start("postgresql", _postgres(folder, port), "postgres", port, _is_ready)
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
 
     def stand_by(self, way: str) -> str:
@@ -161,7 +161,7 @@ class Servers:
         source = f"host={primary.hostname} port={primary.port} user={primary.username} passfile={secret}"
         _as("postgres", [str(POSTGRESQL / "pg_basebackup"), "--pgdata", str(folder / "data"), "--write-recovery-conf",
                          "--no-sync", "--checkpoint", "fast", "--dbname", source])
-        self._start(STAND_BY, _postgres(folder, port), "postgres", port)
+        self._start(STAND_BY, _postgres(folder, port), "postgres", port, _is_ready)
         return way.replace(f"@{primary.hostname}:{primary.port}/", f"@127.0.0.1:{port}/")
 
     def _mariadb(self) -> str:
@@ -180,11 +180,12 @@ class Servers:
             "--skip-name-resolve=1"], "mysql", port)
         return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
 
-    def _start(self, name: str, command: list[str], user: str, port: int) -> None:
+    def _start(self, name: str, command: list[str], user: str, port: int,
+               is_ready: Callable[[int], bool] = answers) -> None:
         """Start a database, and know how it is started again."""
         self._run(name, command, user)
-        self._wait(name, port)
-        self._again[name] = partial(self._start, name, command, user, port)
+        self._wait(name, port, is_ready)
+        self._again[name] = partial(self._start, name, command, user, port, is_ready)
 
     def _own(self, name: str, user: str) -> Path:
         folder = self.folder / name
@@ -199,7 +200,7 @@ class Servers:
                                        env=dict(env) if env is not None else _plain())
         self._processes.append((name, process))
 
-    def _wait(self, name: str, port: int) -> None:
+    def _wait(self, name: str, port: int, is_ready: Callable[[int], bool] = answers) -> None:
         process = dict(self._processes)[name]
         log = self.folder / f"{name}.log"
 
@@ -207,8 +208,15 @@ class Servers:
             if process.poll() is not None:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
                 raise Failure(f"{name} ended with {process.returncode}:\n{tail}", "Its log is above.")
-            return answers(port)
+            return is_ready(port)
         wait(ready, 90, f"{name} does not listen on port {port}", f"Look into {log}.", pause=0.05)
+
+
+def _is_ready(port: int) -> bool:
+    """Does a PostgreSQL take connections? It listens before that."""
+    asked = subprocess.run([POSTGRESQL / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"], check=False,
+                           stdin=subprocess.DEVNULL, env=_plain())
+    return asked.returncode == 0
 
 
 def _postgres(folder: Path, port: int) -> list[str]:
