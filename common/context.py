@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from common import ids
 
+#: The user who stands at what nobody asked for: clients want one.
+OURSELVES = "kilonova"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
@@ -30,7 +33,7 @@ class RequestContext:
     @classmethod
     def of_ourselves(cls, project_id: str) -> RequestContext:
         """For what nobody asked for: Kilonova begins it itself, for a server of this project."""
-        return cls(user_id="", project_id=project_id, roles=("admin",), request_id=ids.new_request())
+        return cls(user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request())
 
     @property
     def is_admin(self) -> bool:

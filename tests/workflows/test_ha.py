@@ -8,6 +8,7 @@ import pytest
 
 from common import errors, states
 from common.clock import SECOND
+from common.context import OURSELVES
 from conductor import ha
 from conductor.ha import Policy
 from tests.schemas import memory_store
@@ -61,6 +62,7 @@ def test_servers_of_a_host_that_went_down_live_elsewhere(cloud: Cloud, fenced: l
     assert fenced == ["h1"]
     assert "h1" not in {cloud.show(server).host for server in servers}
     assert [cloud.show(server).vm_state for server in servers] == [states.ACTIVE, states.STOPPED]
+    assert {cloud.migration(server).user_id for server in servers} == {OURSELVES}
     pass_by(cloud, 60)
     assert len(kinds(cloud)) == 2
     cloud.cut.discard("h1")
