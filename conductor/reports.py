@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from common import errors, states
@@ -105,7 +106,7 @@ def _session_apart(engine: Engine, sync: Sync) -> int:
     session, to_start = engine.store.write(lambda tx: _greet(tx, sync, idle_too=True), alone=False)
     for server in to_start:
         try:
-            engine.store.write(lambda tx, server=server: _start_again(tx, server, sync.host))  # type: ignore[misc]
+            engine.store.write(partial(_start_again, server=server, host=sync.host))
         except Exception:
             log.exception("server %s cannot be started after the boot of %s", server.id, sync.host)
     return session

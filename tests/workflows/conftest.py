@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.schemas import memory_store
+from tests.workflows.moves import clouds
 from tests.workflows.simulator import Cloud, Time
 
 
@@ -14,5 +15,13 @@ from tests.workflows.simulator import Cloud, Time
 def cloud() -> Iterator[Cloud]:
     time = Time()
     cloud = Cloud(memory_store(time), time)
+    yield cloud
+    cloud.store.close()
+
+
+@pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
+def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """With disks of their own, or on shared storage."""
+    cloud = clouds(storage=request.param)
     yield cloud
     cloud.store.close()

@@ -30,14 +30,6 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-@pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
-def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """With disks of their own, or on shared storage."""
-    cloud = clouds(storage=request.param)
-    yield cloud
-    cloud.store.close()
-
-
 def server_with_disks(cloud: Cloud, flavor: Flavor = FLAVOR, **wishes: Any) -> str:
     """A server that has written a file on each of its disks."""
     server = server_on(cloud, flavor=flavor, **wishes)

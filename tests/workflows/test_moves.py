@@ -38,14 +38,6 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-@pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
-def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """With disks of their own, or on shared storage."""
-    cloud = clouds(storage=request.param)
-    yield cloud
-    cloud.store.close()
-
-
 # --- the destination cannot ---
 @pytest.mark.parametrize(("key", "verb"), [*(("resize", verb) for verb in TO), ("os-migrateLive", "prepare_arrival"),
                                            ("os-migrateLive", "live_migrate"), ("evacuate", "ensure_guest")])

@@ -31,14 +31,6 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-@pytest.fixture(params=["", "nfs"], ids=["local", "shared"])
-def either(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """With disks of their own, or on shared storage."""
-    cloud = clouds(storage=request.param)
-    yield cloud
-    cloud.store.close()
-
-
 ENDINGS = [(key, verb) for key, verbs in (
     ("resize", ("offer", "prepare", "ensure_stopped", "receive", "install")),
     ("revertResize", ("ensure_stopped", "install")),
