@@ -19,6 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from common.store import matching
+
 #: Seconds that a client waits longer than the server, which should end a long statement itself.
 MARGIN = 2
 
@@ -160,6 +162,7 @@ def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
     @sa.event.listens_for(engine, "connect")
     def connected(connection: sqlite3.Connection, record: Any) -> None:
         connection.create_function("kilonova_now", 0, clock)
+        matching.teach(connection)
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=OFF",
                        "cache_size=-16000"):
             connection.execute("PRAGMA " + pragma)

@@ -17,7 +17,8 @@ from sqlalchemy.exc import IntegrityError
 from common import errors, models
 from common.store import outbox
 from common.store.engine import insert_ignore, is_there, now, told_by
-from common.store.paging import Order, after, fetch
+from common.store.matching import fetch, matches
+from common.store.paging import Order, after
 from common.store.schema import flavor_access, flavors
 
 #: What the API calls the columns when it sorts.
@@ -43,7 +44,7 @@ def page(tx: Connection, *, project_id: str | None, is_public: bool | None = Non
         marker: the flavorid after which the page starts.
 
     Raises:
-        BadRequest: the marker names no flavor.
+        BadRequest: the marker names no flavor; ``name`` is no regular expression.
     """
     query = sa.select(flavors).where(flavors.c.memory_mb >= min_ram, flavors.c.root_gb >= min_disk)
     if project_id is not None:
@@ -51,7 +52,7 @@ def page(tx: Connection, *, project_id: str | None, is_public: bool | None = Non
     if is_public is not None:
         query = query.where(flavors.c.is_public == is_public)
     if name is not None:
-        query = query.where(flavors.c.name.regexp_match(name))
+        query = query.where(matches("name", flavors.c.name, name))
     order = [Order(SORT_KEYS[sort_key], descending), Order(flavors.c.id, descending)]
     if marker is not None:
         row = tx.execute(sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order)))

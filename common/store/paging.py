@@ -10,12 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, CursorResult
-from sqlalchemy.exc import DBAPIError
-
-from common import errors
-
-_NO_PATTERN = {"2201B", "1139"}      # what PostgreSQL and MariaDB say of a wrong regular expression
 
 
 @dataclass(frozen=True)
@@ -42,22 +36,6 @@ class Order:
     def beyond(self, value: Any) -> sa.ColumnElement[bool]:
         later: sa.ColumnElement[bool] = self.value < value if self.descending else self.value > value
         return later
-
-
-def fetch(tx: Connection, query: sa.Select[Any]) -> CursorResult[Any]:
-    """Run a query that may hold a regular expression of a user's.
-
-    Raises:
-        BadRequest: it is one for Python and not for the database.
-    """
-    try:
-        return tx.execute(query)
-    except DBAPIError as problem:
-        original = problem.orig
-        code = getattr(original, "sqlstate", None) or (original.args[0] if original and original.args else "")
-        if str(code) in _NO_PATTERN:
-            raise errors.BadRequest("A filter is not a regular expression that the database understands.") from problem
-        raise
 
 
 def after(order: list[Order], values: list[Any]) -> sa.ColumnElement[bool]:

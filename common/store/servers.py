@@ -23,7 +23,8 @@ from common.models import Flavor, Interface
 from common.notifications.events import Notice
 from common.store import outbox
 from common.store.engine import for_update, insert_many, now, told_by
-from common.store.paging import Order, after, fetch
+from common.store.matching import fetch, matches
+from common.store.paging import Order, after
 from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
 from common.wire import from_wire, to_wire
 
@@ -165,7 +166,7 @@ def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
         return column == number if -most <= number < most else sa.false()
     if name in _WHOLE or not _is_pattern(str(value)):
         return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
-    return column.regexp_match(str(value))
+    return matches(name, column, str(value))
 
 
 def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
@@ -180,7 +181,7 @@ def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
     found = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
     pattern = f'"address":"{"" if start else digits + "*"}{found}{"" if end else digits + "*"}"'
     column = sa.type_coerce(C.interfaces, sa.Text)
-    return sa.and_(column.regexp_match(pattern), column.regexp_match(f'"address":"{digits}*{_TELLS[name]}'))
+    return sa.and_(matches(name, column, pattern), matches(name, column, f'"address":"{digits}*{_TELLS[name]}'))
 
 
 def _number(name: str, value: Any) -> int:

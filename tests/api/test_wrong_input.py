@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
@@ -214,6 +216,18 @@ def test_wrong_queries(cloud: Cloud, path: str) -> None:
     answer = cloud.call("GET", path)
     assert answer.status_code == 400
     assert answer.json["badRequest"]["code"] == 400
+
+
+@pytest.mark.parametrize(("path", "field", "mv"), [
+    ("/flavors?name=", "name", "2.102"), ("/servers?name=", "name", "2.1"), ("/servers/detail?ip=", "ip", "2.1"),
+    ("/servers?tags=", "tags", "2.26")])
+def test_an_expression_that_takes_a_minute_is_refused_at_once(cloud: Cloud, path: str, field: str, mv: str) -> None:
+    begun = time.monotonic()
+    answer = cloud.call("GET", path + quote("(?:(?:(?:^){60000}){60000}){60000}"), mv=mv, token="reader")
+    assert answer.status_code == 400
+    assert f"Invalid input for field/attribute {field}." in answer.json["badRequest"]["message"], answer.json
+    assert cloud.call("GET", path + quote("(a+)+$"), mv=mv, token="reader").status_code == 200
+    assert time.monotonic() - begun < 1
 
 
 @pytest.mark.parametrize(("path", "strict_since"), [

@@ -2,7 +2,9 @@
 """What the API's parts of the store rely on, on SQLite, PostgreSQL and MariaDB: lists, quota, group commit."""
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -73,12 +75,40 @@ def test_filters_mean_the_same_everywhere(store: Store, wanted: dict[str, Any], 
     assert names(store, **wanted) == found.split()
 
 
-def test_a_pattern_that_only_python_knows_finds_or_is_refused(store: Store) -> None:
+@pytest.mark.parametrize(("pattern", "found"), [
+    ("(a+)+$", "aa"), ("^w", "web-1"), ("[[:digit:]]$", "web-1"), ("(web|db)-[0-9]{1,3}", "web-1"), (r"a{2}", "aa"),
+    (r"w.b\-", "web-1"), ("☃+$", "☃"), (".*.*.*.*.*.*1", "web-1")])
+def test_a_pattern_finds_the_same_everywhere(store: Store, pattern: str, found: str) -> None:
+    for name in ("web-1", "aa", "☃"):
+        Creator(store, LIMITS).create(creation(name))
+    assert names(store, filters={"name": pattern}) == [found]
+    assert names(store, filters={"ip": "^192.*1$"}) == []
+
+
+def test_a_pattern_that_the_database_does_not_know_is_refused(store: Store) -> None:
     Creator(store, LIMITS).create(creation("vm"))
     try:
         assert names(store, filters={"name": "(?P<x>v)"}) == ["vm"]
     except errors.BadRequest as problem:
         assert "regular expression" in problem.text
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=v)", r"(v)\1", "(?:(?:(?:^){60000}){60000}){60000}"])
+def test_what_is_no_pattern_is_refused_and_named(store: Store, pattern: str) -> None:
+    with pytest.raises(errors.BadRequest, match="display_name"):
+        names(store, filters={"display_name": pattern})
+
+
+@pytest.mark.parametrize("pattern", [
+    "(a+)+$", "(.*a){20}$", "(a|aa)*$", "([a-b]{1,255}){3}" * 15, "a{1000}" * 36, "(?:a?){90}" * 25, ".*" * 127])
+def test_no_pattern_takes_long(store: Store, pattern: str) -> None:
+    """Names of the worst kind; MariaDB's engine alone would take seconds for twenty of them."""
+    for _ in range(20):
+        Creator(store, {**LIMITS, "instances": 20}).create(creation("a" * 254 + "!", hostname="a"))
+    begun = time.monotonic()
+    with contextlib.suppress(errors.BadRequest):        # PostgreSQL counts to 255 only
+        names(store, filters={"name": pattern})
+    assert time.monotonic() - begun < 1
 
 
 @pytest.mark.parametrize("sort", [(), (("task_state", False),), (("launched_at", True),), (("locked", True),),

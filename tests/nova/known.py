@@ -80,7 +80,7 @@ def large(piece: Any) -> bool:
 
 
 def costly(piece: Any) -> bool:
-    return piece == "(x+)+" or len(piece) > 255
+    return piece == "(?=x)" or len(piece) > 255
 
 
 def no_expression(piece: Any) -> bool:

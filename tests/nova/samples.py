@@ -21,7 +21,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "ipv6": ("2001:db8::1", "2001:db8::g", "::ffff:192.0.2.1", "192.0.2.1"),
     "date-time": ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.5+01:00", "2026-01-02", "2026-13-02", "yesterday"),
     "base64": ("aGVsbG8=", "aGVsbG8", "héllo", "aGVs\nbG8="),
-    "regex": ("^web", "(", "*", "[a-", "(x+)+"),
+    "regex": ("^web", "(", "*", "[a-", "(x+)+", "(?=x)"),
     "name": ("x",), "az_name": ("x",), "name_with_leading_trailing_spaces": ("x",), "printable": ("x",),
     "int32": ("1", "2147483647", "2147483648"), "cidr": ("10.0.0.0/8", "10.0.0.0"), "uri": ("http://a/b", "/b"),
     "mac-address": ("fa:16:3e:00:00:01",),

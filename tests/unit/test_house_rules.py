@@ -32,6 +32,7 @@ PLACES = {
     "libvirt": ("compute_agent/virt/libvirt/connection.py",),
     "falcon": ("compute_api/", "deploy/standalone/"),
     "gunicorn": ("compute_api/", "deploy/standalone/"),
+    "re2": ("common/patterns.py",),
     "keystonemiddleware": ("compute_api/", "deploy/standalone/"),
     "oslo_policy": ("compute_api/",),
     "numpy": ("scheduler/",),
@@ -70,6 +71,15 @@ THREADS = {
     "compute_agent/virt/memory_script.py": "a verb that is scripted to be slow",
 }
 STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
+#: Files that give ``re`` a pattern that is no constant, and why it is none of a user's.
+PATTERNS = {
+    "common/config.py": "the form of an option, written beside it",
+    "common/store/servers.py": "the letters of an address, from a table",
+    "compute_api/extra_specs.py": "the form of an extra spec, from a table",
+    "compute_api/validation.py": "the names that a schema of ours allows",
+    "deploy/standalone/fields.py": "the form of a field, written in its table",
+    "deploy/standalone/network/attributes.py": "the form of an attribute, written in its table",
+}
 COMMANDS = "deploy/"       # commands wait for processes, in the foreground
 
 #: Declared in setup.cfg and imported by nobody here, and why it is needed all the same.
@@ -88,7 +98,7 @@ NOT_IMPORTED = {
     "pytest-xdist": "tests", "import-linter": "lint", "mypy": "lint", "ruff": "lint",
 }
 #: The name of a distribution where it differs from the package that is imported.
-DISTRIBUTIONS = {"libvirt": "libvirt-python", "argon2": "argon2-cffi", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"libvirt": "libvirt-python", "re2": "google-re2", "argon2": "argon2-cffi", "yaml": "PyYAML"}
 
 
 def sources(*folders: str) -> list[Path]:
@@ -194,6 +204,34 @@ def test_no_shell_and_no_swallowed_error(path: Path) -> None:
             if broad and all(isinstance(part, (ast.Pass, ast.Continue)) for part in node.body):
                 wrong.append(f"swallowed error in line {node.lineno}")
     assert wrong == []
+
+
+def is_of_the_source(pattern: ast.expr) -> bool:
+    """Is it a constant, or made of constants alone?"""
+    if isinstance(pattern, ast.JoinedStr):
+        return all(is_of_the_source(part) for part in pattern.values)
+    if isinstance(pattern, ast.FormattedValue):
+        return is_of_the_source(pattern.value)
+    if isinstance(pattern, ast.Call):               # "|".join(NAMES)
+        return isinstance(pattern.func, ast.Attribute) and pattern.func.attr == "join" and all(
+            is_of_the_source(part) for part in (pattern.func.value, *pattern.args))
+    return isinstance(pattern, ast.Constant) or ast.unparse(pattern).split(".")[-1].isupper()
+
+
+@OURS
+def test_python_is_given_no_pattern_of_a_user(path: Path) -> None:
+    """Its engine goes back, and holds the interpreter's lock meanwhile; users' patterns are ``common.patterns``."""
+    name = name_of(path)
+    asked = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)
+             and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "re"]
+    variable = [f"{ast.unparse(node)} in line {node.lineno}" for node in asked if not is_of_the_source(node.args[0])]
+    assert bool(variable) == (name in PATTERNS), variable or f"{name} no longer needs its exception"
+    assert not {"sre_parse", "sre_compile"} & {module.split(".")[0] for module, _ in imports(path)}
+    private = [node.lineno for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)
+               and ast.unparse(node) in ("re._parser", "re._compiler")]
+    matched = [node.lineno for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)
+               and node.attr in ("regexp_match", "regexp_replace") and name != "common/store/matching.py"]
+    assert (private, matched) == ([], [])
 
 
 @pytest.mark.parametrize("path", sources("tests"), ids=name_of)
