@@ -103,6 +103,17 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                 help="What flavors call PCI devices in pci_passthrough:alias, as a JSON list of "
                      '{"name": "gpu", "vendor_id": "10de", "product_id": "1db4"}.'),
     ),
+    "http": (
+        cfg.IntOpt("connections", default=4000, min=64, max=60_000,
+                   help="Most connections of clients to one process of API, metadata or placement service. One more "
+                        "takes the place of the one that has waited longest, of the address that has the most."),
+        cfg.IntOpt("connections_per_address", default=500, min=1,
+                   help="The same for one address (of IPv6: one /64). More behind a proxy: it is one address."),
+        cfg.IntOpt("head_seconds", default=10, min=1, help="Seconds that a request's line and headers may take."),
+        cfg.IntOpt("patience_seconds", default=10, min=1,
+                   help="Seconds that a body may take to come and an answer to be taken, beside one for each 16 KiB."),
+        cfg.IntOpt("idle_seconds", default=75, min=1, help="Seconds that a connection stays open between requests."),
+    ),
     "conductor": (
         cfg.IntOpt("batch", default=64, min=1, max=1000, help="Most actions advanced in one transaction."),
         cfg.IntOpt("max_attempts", default=3, min=1, max=20, help="Hosts that a create is tried on."),

@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from common import service
 from compute_api.policy import Policy, configured
-from compute_api.serving import Server
+from compute_api.serving import Server, limits
 
 #: What several workers share.
 _SHARED = ("compute_api.app", "compute_api.tokens", "common.rpc.agent", "common.rpc.conductor",
@@ -61,6 +61,11 @@ def settings(conf: cfg.ConfigOpts) -> Any:
                     quota={name: conf.quota[name] for name in conf.quota})
 
 
+def _fault(status: int, text: str) -> Any:
+    from compute_api import faults
+    return faults.body(status, text)
+
+
 def close() -> None:
     """Close what ``application`` opened."""
     while _opened:
@@ -76,7 +81,8 @@ def main() -> None:
             importlib.import_module(name)
         gc.freeze()
     Server("kilonova-api", conf.api.host, conf.api.port, lambda: application(conf, policy), close,
-           workers=conf.api.workers, threads=conf.api.threads).run()
+           workers=conf.api.workers, threads=conf.api.threads, limits=limits(conf, conf.api.max_body),
+           fault=_fault).run()
 
 
 if __name__ == "__main__":

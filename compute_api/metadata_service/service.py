@@ -12,7 +12,7 @@ from typing import Any
 from oslo_config import cfg
 
 from common import config, service
-from compute_api.serving import Server, patient
+from compute_api.serving import Server, limits
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ def application(conf: cfg.ConfigOpts) -> Any:
     own = conf.metadata
     store = guarded(Store.opened(conf.database, pool=own.threads))
     _opened.append(store)
-    return patient(app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
-                              Rate(own.rate)))
+    return app.create(Guests(store, config.vendor_data(conf), own.cache_seconds), own.proxy_shared_secret,
+                      Rate(own.rate))
 
 
 def close() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         logger.warning("no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
                        "service's proxies have")
     Server("kilonova-metadata", conf.metadata.host, conf.metadata.port, lambda: application(conf), close,
-           threads=conf.metadata.threads).run()
+           threads=conf.metadata.threads, limits=limits(conf)).run()
 
 
 if __name__ == "__main__":

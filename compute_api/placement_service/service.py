@@ -13,7 +13,7 @@ from oslo_config import cfg
 from common import service
 from compute_api.placement_service.rules import RULES
 from compute_api.policy import Policy, configured
-from compute_api.serving import Server, patient
+from compute_api.serving import Server, limits
 
 _opened: list[Any] = []
 
@@ -27,7 +27,12 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> Any:
     store = guarded(Store.opened(conf.database, pool=conf.placement.threads))
     _opened.append(store)
     made = app.create(store, policy or configured(conf, "placement", RULES))
-    return patient(tokens.authenticated(made, conf, faults.body))
+    return tokens.authenticated(made, conf, faults.body)
+
+
+def _fault(status: int, text: str) -> Any:
+    from compute_api.placement_service import faults
+    return faults.body(status, text)
 
 
 def close() -> None:
@@ -42,7 +47,7 @@ def main() -> None:
     own = conf.placement
     policy = service.checked("placement", lambda: configured(conf, "placement", RULES)) if own.policy_file else None
     Server("kilonova-placement", own.host, own.port, lambda: application(conf, policy), close,
-           threads=own.threads).run()
+           threads=own.threads, limits=limits(conf), fault=_fault).run()
 
 
 if __name__ == "__main__":

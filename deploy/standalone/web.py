@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP edge that both standalone services share: bodies in, answers and errors out, the log, the server.
+"""The HTTP edge that the standalone services share: bodies in, answers and errors out, the log, the server.
 
 `application` builds a falcon app whose every error has the shape {"error": {"code", "title", "message"}};
 `read_object` takes in a bounded JSON body; `serve` runs an app under gunicorn until SIGTERM and lets requests
@@ -21,6 +21,9 @@ import falcon
 import orjson
 from gunicorn.app.base import BaseApplication
 from gunicorn.http.errors import ParseException
+
+from compute_api.edge.limits import Limits
+from compute_api.serving import worker
 
 LOG = logging.getLogger("standalone")
 BODY_LIMIT = 256 * 1024
@@ -125,13 +128,13 @@ def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
     parser.add_argument("--bind", default=bind, metavar="HOST:PORT")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
     parser.add_argument(
-        "--idle-seconds", type=float, default=60.0, help="for how long a client may stall a request"
+        "--idle-seconds", type=float, default=10.0, help="for how long a client may stall a request"
     )
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
-    def __init__(self, load: Callable[[], Any], settings: Mapping[str, Any], idle_seconds: float) -> None:
-        self._load, self._settings, self._idle_seconds = load, settings, idle_seconds
+    def __init__(self, load: Callable[[], Any], settings: Mapping[str, Any]) -> None:
+        self._load, self._settings = load, settings
         super().__init__()
 
     def load_config(self) -> None:
@@ -139,19 +142,12 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        app = self._load()
-
-        def patient(environ: dict[str, Any], start_response: Any) -> Any:
-            # Without this a few clients that send nothing more would hold all the threads for ever.
-            environ["gunicorn.socket"].settimeout(self._idle_seconds)
-            return app(environ, start_response)
-
-        return patient
+        return self._load()
 
 
 def serve(load: Callable[[], Any], options: argparse.Namespace, when_ready: Callable[[], None]) -> None:
-    """Run one gthread worker as the options of `add_options` say until SIGTERM; `load` builds the app in the
-    worker.
+    """Run one worker as the options of `add_options` say until SIGTERM; `load` builds the app in it. Half of its
+    threads may be busy with bodies that are longer than BODY_LIMIT: images.
 
     `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up after a
     crash.
@@ -159,19 +155,20 @@ def serve(load: Callable[[], Any], options: argparse.Namespace, when_ready: Call
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    limits = Limits(patience=options.idle_seconds, body=BODY_LIMIT, streams=max(1, options.threads // 2))
     _Server(
         load,
         {
             "bind": options.bind,
             "threads": options.threads,
             "workers": 1,
-            "worker_class": "gthread",
-            "keepalive": 30,
+            "worker_class": worker(limits),
+            "sendfile": False,
+            "backlog": 2048,
             # `server list` asks for its images by id, all in one line.
             "limit_request_line": 8190,
             "graceful_timeout": 30,
             "control_socket_disable": True,
             "when_ready": lambda _server: when_ready(),
         },
-        options.idle_seconds,
     ).run()

@@ -116,6 +116,31 @@ def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ign
     return talk()
 
 
+SLOW = """
+import socket, sys
+clients = [socket.create_connection(("169.254.169.254", 80), 5) for _ in range(60)]
+for client in clients[::2]:
+    client.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n")
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_guest_that_is_slow_on_purpose_takes_metadata_from_nobody(lab: Lab) -> None:
+    mine, theirs = lab.network(), lab.network(project="project-2")
+    slow, beside, other = lab.guest(mine, "10.0.0.5"), lab.guest(mine, "10.0.0.6"), lab.guest(theirs, "10.0.0.5")
+    for guest in (slow, beside, other):
+        guest.dhcp()
+    with subprocess.Popen(["ip", "netns", "exec", slow.space, sys.executable, "-c", SLOW], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        for guest in (beside, other, slow):
+            said = guest.run("busybox", "timeout", "1", "busybox", "wget", "-q", "-O", "-", "http://169.254.169.254/")
+            assert said.stdout == f"metadata of {lab.ports[guest.port][1]['server']}"
+        process.kill()
+
+
 def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
     network = lab.network()
     bad, good = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")

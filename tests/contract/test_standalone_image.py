@@ -323,7 +323,7 @@ def test_too_large_an_upload_leaves_the_image_queued(cloud: Cloud, owner: Any, c
 
 
 @pytest.mark.parametrize("framing", [
-    b"Content-Length: 1000000\r\n\r\nbeginning", b"Transfer-Encoding: chunked\r\n\r\n9\r\nbeginning\r\n",
+    b"Content-Length: 1000000\r\n\r\nbeginning", b"Transfer-Encoding: chunked\r\n\r\n50000\r\n" + b"x" * 300_000,
     b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"])
 def test_an_upload_that_breaks_off_leaves_the_image_queued(cloud: Cloud, owner: Any, framing: bytes) -> None:
     key, before = create(owner), files(cloud)
@@ -361,10 +361,10 @@ def test_deleting_during_the_upload_leaves_nothing(cloud: Cloud, owner: Any) -> 
 
 
 def begin_upload(cloud: Cloud, key: str, token: str) -> socket.socket:
-    """A connection that has sent two of the 99 bytes that it announced."""
+    """A connection that has sent two of the bytes that it announced, more than are waited for."""
     line = socket.create_connection(("127.0.0.1", cloud.image_port), timeout=20)
     line.sendall(b"PUT /v2/images/%s/file HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
-                 b"X-Auth-Token: %s\r\nContent-Length: 99\r\n\r\nxx" % (key.encode(), token.encode()))
+                 b"X-Auth-Token: %s\r\nContent-Length: 999999\r\n\r\nxx" % (key.encode(), token.encode()))
     return line
 
 

@@ -3,12 +3,11 @@
 
 Which guest asks is decided by where its packet came from: the network is the socket's, the address was checked by the
 rules before it got here. The metadata service believes X-Instance-ID because of its signature; whatever the guest
-sends under such names never gets through. Everything of the guest's is bounded: its line and headers (http.server),
-its body, its time, and how many of one network's requests are served at once.
+sends under such names never gets through. Everything of a guest's is bounded: its line, headers and body, its time,
+and how many connections it has; so no guest waits for another's.
 """
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import http.client
@@ -16,24 +15,31 @@ import logging
 import selectors
 import socket
 import threading
-import time
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from functools import partial
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from gunicorn.config import Config
+from gunicorn.http.errors import ParseException
+from gunicorn.workers.gthread import PollableMethodQueue
+
+from compute_api.edge.clients import Client, Clients
+from compute_api.edge.limits import Limits
 from deploy.standalone.network.host.description import Port
 from deploy.standalone.network.host.dnsmasq import METADATA
 from deploy.standalone.network.host.kernel import SPACES, Kernel
 
 LOG = logging.getLogger("network.metadata")
-PORT, WORKERS, EACH, PATIENCE, LONGEST = 80, 32, 6, 10.0, 30.0
+PORT, WORKERS, PATIENCE = 80, 32, 10.0
 BODY_LIMIT, ANSWER_LIMIT = 64 * 1024, 4 * 1024 * 1024
+#: ``each``: of one guest, which counts as one address of its network.
+LIMITS = Limits(head=PATIENCE, patience=PATIENCE, each=6, connections=2000, body=BODY_LIMIT)
 #: Of a guest's headers only these go on.
 PASSED = ("Accept", "Content-Type", "User-Agent", "X-aws-ec2-metadata-token", "X-aws-ec2-metadata-token-ttl-seconds")
+READING, WRITING = ("GET", "HEAD"), ("POST", "PUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +57,20 @@ class Upstream:
 
 
 class Listeners:
-    """One thread accepts on all sockets, a few answer. Thread-safe."""
+    """One thread has all sockets, a few others ask the metadata service. Thread-safe."""
 
     def __init__(self, kernel: Kernel, upstream: Upstream) -> None:
-        self._kernel, self.upstream = kernel, upstream
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
-        self._sockets: dict[str, tuple[int, str, socket.socket]] = {}
+        self._kernel, self._upstream = kernel, upstream
+        self._sockets: dict[str, tuple[int, socket.socket]] = {}
         self._ports: dict[tuple[str, str], Port] = {}
-        self._busy: Counter[str] = Counter()
-        self._since: dict[socket.socket, float] = {}
         self._pool = ThreadPoolExecutor(WORKERS, "metadata")
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="metadata", daemon=True)
+        self._selector = selectors.DefaultSelector()
+        self._calls = PollableMethodQueue()
+        self._calls.init()
+        self._selector.register(self._calls.fileno(), selectors.EVENT_READ, self._calls.run_callbacks)
+        self._clients = Clients(self._selector, Config(), LIMITS, self._calls.defer, self._begin, self._begin, said)
+        self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
         self._thread.start()
 
     def know(self, ports: Mapping[str, Port]) -> None:
@@ -84,136 +91,103 @@ class Listeners:
                 if space not in self._sockets:
                     made = self._kernel.listen(space, METADATA, PORT)
                     made.setblocking(False)
-                    with self._lock:
-                        self._sockets[space] = (inode, network, made)
-                        self._selector.register(made, selectors.EVENT_READ, network)
+                    self._sockets[space] = (inode, made)
+                    self._calls.defer(self._selector.register, made, selectors.EVENT_READ,
+                                      partial(self._clients.accept, tag=network))
             except OSError as problem:
                 wrong[space] = f"no metadata listener: {problem}"
         return wrong
 
     def close(self) -> None:
         """Stop answering."""
-        self._stop.set()
-        self._thread.join()
         for space in list(self._sockets):
             self._close(space)
+        self._calls.defer(self._stop.set)
+        self._thread.join()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def asker(self, network: str, address: str) -> Port | None:
-        """The port with this address in this network."""
-        return self._ports.get((network, address))
-
     def _close(self, space: str) -> None:
-        with self._lock:
-            _, _, made = self._sockets.pop(space)
-            self._selector.unregister(made)
-            made.close()
+        _, made = self._sockets.pop(space)
+        self._calls.defer(self._forget, made)
 
-    def _accept(self) -> None:
+    def _forget(self, made: socket.socket) -> None:
+        self._selector.unregister(made)
+        made.close()
+
+    def _run(self) -> None:
         while not self._stop.is_set():
-            self._hurry()
-            for key, _ in self._selector.select(0.2):
+            for key, _ in self._selector.select(1.0):
                 try:
-                    with self._lock:
-                        taken, (address, _) = key.fileobj.accept()      # type: ignore[union-attr]
-                except (BlockingIOError, OSError):
-                    continue       # the guest has gone, or the listener
-                self._begin(taken, key.data, address)
+                    key.data(key.fileobj)
+                except Exception:
+                    LOG.exception("a metadata listener failed unexpectedly")
+            self._clients.look()
 
-    def _begin(self, taken: socket.socket, network: str, address: str) -> None:
-        with self._lock:
-            full = self._busy[network] >= EACH
-            self._busy[network] += not full
-        if full:
-            taken.close()
-        else:
-            self._pool.submit(self._answer, taken, network, address)
+    def _begin(self, client: Client) -> None:
+        self._pool.submit(self._answer, client)
 
-    def _hurry(self) -> None:
-        """Who sends a letter now and then is cut off."""
-        with self._lock:
-            late = [taken for taken, since in self._since.items() if time.monotonic() > since + LONGEST]
-            for taken in late:
-                with contextlib.suppress(OSError):       # it may have ended by itself
-                    taken.shutdown(socket.SHUT_RDWR)
-
-    def _answer(self, taken: socket.socket, network: str, address: str) -> None:
-        with self._lock:
-            self._since[taken] = time.monotonic()
+    def _answer(self, client: Client) -> None:
         try:
-            with taken:
-                Request(taken, self, network, address)
+            client.out.sendall(self._said_to(client))
+            client.out.flush()
         except OSError as problem:
-            LOG.info("%s in %s broke off: %s", address, network, problem)
+            LOG.info("%s in %s broke off: %s", client.peer[0], client.tag, problem)
+        except Exception:
+            LOG.exception("a guest's request failed unexpectedly")
         finally:
-            with self._lock:
-                self._busy[network] -= 1
-                del self._since[taken]
+            self._calls.defer(self._clients.finished, client, True)
 
-
-class Request(BaseHTTPRequestHandler):
-    """One request of a guest."""
-
-    timeout = PATIENCE
-    server_version, sys_version = "metadata", ""
-
-    def __init__(self, taken: socket.socket, listeners: Listeners, network: str, address: str) -> None:
-        self._listeners, self._network, self._address = listeners, network, address
-        super().__init__(taken, (address, 0), listeners)      # type: ignore[arg-type]
-
-    def do_GET(self) -> None:
-        """Pass it on."""
-        self._pass_on(b"")
-
-    do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        """Pass it on with its body."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or "Transfer-Encoding" in self.headers:
-            self.send_error(411)
-        elif int(length[:9]) > BODY_LIMIT or len(length) > 9:
-            self.send_error(413)
-        else:
-            self._pass_on(self.rfile.read(int(length)))
-
-    do_PUT = do_POST
-
-    def _pass_on(self, body: bytes) -> None:
-        port = self._listeners.asker(self._network, self._address)
+    def _said_to(self, client: Client) -> bytes:
+        """The whole answer to a guest's request."""
+        request, address = client.incoming.request, str(client.peer[0])
+        port = self._ports.get((client.tag, address))
         if port is None:
-            self.send_error(404, explain="No server has this address here.")
-            return
-        upstream = self._listeners.upstream
-        where = urlsplit(upstream.url)
-        headers = {name: self.headers[name] for name in PASSED if name in self.headers}
+            return said(404, "No server has this address here.")
+        if request.method not in READING + WRITING:
+            return said(501, "Not implemented.")
+        try:
+            body = request.body.read() if not client.incoming.is_cut else None
+        except (OSError, ParseException):
+            return said(400, "The request body ended early or is badly chunked.")
+        if body is None:
+            return said(413, f"At most {BODY_LIMIT} bytes are accepted.")
+        given = dict(reversed(request.headers))
+        headers = {name: given[name.upper()] for name in PASSED if name.upper() in given}
+        return self._passed_on(request.method, _target(request.uri), body,
+                               headers | self._upstream.headers(port, address))
+
+    def _passed_on(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> bytes:
+        where = urlsplit(self._upstream.url)
         connection = http.client.HTTPConnection(where.hostname or "", where.port or 80, timeout=PATIENCE)
         try:
-            connection.request(self.command, self._target(), body or None,
-                               headers | upstream.headers(port, self._address))
+            connection.request(method, target, body or None, headers)
             answer = connection.getresponse()
-            said = answer.read(ANSWER_LIMIT + 1)
+            content = answer.read(ANSWER_LIMIT + 1)
         except (OSError, http.client.HTTPException, ValueError) as problem:
-            LOG.warning("the metadata service at %s does not answer: %s", upstream.url, problem)
-            self.send_error(503, explain="The metadata service does not answer; try again.")
-            return
+            LOG.warning("the metadata service at %s does not answer: %s", self._upstream.url, problem)
+            return said(503, "The metadata service does not answer; try again.")
         finally:
             connection.close()
-        if len(said) > ANSWER_LIMIT:
-            self.send_error(502)
-            return
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.getheader("Content-Type") or "text/plain")
-        self.send_header("Content-Length", str(len(said)) if self.command != "HEAD"
-                         else answer.getheader("Content-Length") or "0")
-        self.end_headers()
-        self.wfile.write(said)
+        if len(content) > ANSWER_LIMIT:
+            return said(502, "The metadata service said too much.")
+        length = answer.getheader("Content-Length") or "0" if method == "HEAD" else str(len(content))
+        return _whole(answer.status, answer.getheader("Content-Type") or "text/plain", length, content)
 
-    def _target(self) -> str:
-        """The path and query alone: a guest may write a whole URL into its request."""
-        parts = urlsplit(self.path)
-        path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
-        return f"{path}?{parts.query}" if parts.query else path
 
-    def log_message(self, format: str, *args: Any) -> None:      # noqa: A002 - http.server's name
-        """Guests decide how much they ask; they shall not fill the log."""
+def said(status: int, text: str) -> bytes:
+    """An answer of our own."""
+    content = f"{text}\n".encode()
+    return _whole(status, "text/plain; charset=utf-8", str(len(content)), content)
+
+
+def _whole(status: int, kind: str, length: str, content: bytes) -> bytes:
+    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
+    return (f"HTTP/1.1 {status} {phrase}\r\nServer: metadata\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {length}\r\nConnection: close\r\n\r\n").encode("latin-1") + content
+
+
+def _target(uri: str) -> str:
+    """The path and query alone: a guest may write a whole URL into its request."""
+    parts = urlsplit(uri)
+    path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
+    return f"{path}?{parts.query}" if parts.query else path

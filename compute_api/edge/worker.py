@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gunicorn's worker with threads, in which threads only ever make answers: ``Clients`` waits for the network.
+
+What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI environment stay.
+"""
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from gunicorn.http import wsgi
+from gunicorn.workers.gthread import ThreadWorker
+
+from compute_api.edge.clients import Client, Clients
+from compute_api.edge.limits import Limits
+from compute_api.edge.outgoing import FULL
+
+log = logging.getLogger(__name__)
+_BLOCK = 256 * 1024         # bytes of a file that are read at a time
+
+
+class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
+    """``limits`` and ``fault``, which words an error in JSON, are set by ``serving``."""
+
+    limits = Limits()
+    clients: Clients
+
+    @staticmethod
+    def fault(status: int, text: str) -> Any:
+        """The body of an error that no application made."""
+        return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
+
+    def run(self) -> None:
+        """Called by gunicorn: serve until it says that it is over."""
+        self.clients = Clients(self.poller, self.cfg, self.limits, self.method_queue.defer, self._begin, self._go_on,
+                               self._refusal)
+        self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
+        self.set_accept_enabled(True)
+        while self.alive and self.is_parent_alive():
+            self._turn(1.0)
+        self.set_accept_enabled(False)
+        self.clients.end()
+        end = time.monotonic() + self.cfg.graceful_timeout
+        while len(self.clients) and time.monotonic() < end:
+            self._turn(0.1)
+        self.tpool.shutdown(wait=False)
+        for listener in self.sockets:
+            listener.close()
+
+    def _turn(self, patience: float) -> None:
+        self.notify()
+        self.wait_for_and_dispatch_events(timeout=patience)
+        self.clients.look()
+
+    def accept(self, listener: Any) -> None:
+        """Called by gunicorn's poller."""
+        self.clients.accept(listener, listener.getsockname())
+
+    # --- answers: in threads of the pool ---
+    def _begin(self, client: Client) -> None:
+        self.tpool.submit(self._serve, client, self._answer)
+
+    def _go_on(self, client: Client) -> None:
+        self.tpool.submit(self._serve, client, self._write)
+
+    def _serve(self, client: Client, work: Callable[[Client], bool]) -> None:
+        is_last = True
+        try:
+            if not work(client):
+                self.method_queue.defer(self.clients.paused, client)
+                return
+            client.out.flush()
+            is_last = client.answer.response.should_close() or client.incoming.request.body.failed
+        except BrokenPipeError:
+            log.debug("a client has gone")
+        except Exception:
+            log.exception("a request failed unexpectedly")
+            self._fail(client)
+        if client.answer is not None:
+            client.answer.close()
+        self.method_queue.defer(self.clients.finished, client, is_last)
+
+    def _answer(self, client: Client) -> bool:
+        """Make the answer, and give as much of it to the client as it takes; is that all?"""
+        self.nr += 1
+        response, environ = wsgi.create(client.incoming.request, client.out, client.peer, client.tag, self.cfg)
+        client.answer = Answer(response)
+        environ["wsgi.multithread"] = True
+        if client.is_last or not self.alive:
+            response.force_close()
+        items = self.wsgi(environ, response.start_response)
+        if isinstance(items, wsgi.FileWrapper):
+            items.blksize = _BLOCK
+        client.answer.take(items)
+        return self._write(client)
+
+    def _write(self, client: Client) -> bool:
+        answer = client.answer
+        for item in answer.items:
+            answer.response.write(item)
+            if client.out.held > FULL:
+                return False
+        answer.response.close()
+        return True
+
+    def _fail(self, client: Client) -> None:
+        """Say that it went wrong, where nothing else was said."""
+        if client.answer is None or not client.answer.response.headers_sent:
+            with contextlib.suppress(BrokenPipeError):
+                client.out.sendall(self._refusal(500, "Unexpected error. Tell your operator when it was."))
+                client.out.flush()
+
+    def _refusal(self, status: int, text: str) -> bytes:
+        return refusal(status, self.fault(status, text))
+
+
+def refusal(status: int, body: Any) -> bytes:
+    """A whole answer, after which the connection is closed."""
+    content = orjson.dumps(body)
+    return (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n").encode() + content
+
+
+class Answer:
+    """An answer while it is made."""
+
+    def __init__(self, response: Any) -> None:
+        self.response = response
+        self.items: Any = iter(())
+        self._whole: Any = None
+
+    def take(self, whole: Any) -> None:
+        """What the application returned."""
+        self._whole, self.items = whole, iter(whole)
+
+    def close(self) -> None:
+        """Whoever made it may let go of what it needs."""
+        self.items = iter(())
+        if hasattr(self._whole, "close"):
+            self._whole.close()
