@@ -136,5 +136,5 @@ def body_of(req: HttpRequest, most: int) -> Any:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
         raise errors.BadRequest("Malformed request body") from problem
-    reading.refuse_nul(data, body)
+    reading.refuse_unfit(data, body)
     return body

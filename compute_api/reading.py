@@ -14,6 +14,7 @@ from gunicorn.http.errors import ParseException
 from common import errors
 
 MAX_PARAMETERS = 200
+MAX_DEPTH = 32
 
 
 def query_of(text: str) -> dict[str, list[str]]:
@@ -49,10 +50,24 @@ def check_length(req: falcon.Request, most: int) -> None:
         raise _too_large(most)
 
 
-def refuse_nul(data: bytes, body: Any) -> None:
-    """Raises BadRequest when a text in the body, which was ``data``, holds what no database keeps."""
+def refuse_unfit(data: bytes, body: Any) -> None:
+    """Raises BadRequest for a body, which was ``data``, that is deeper than anything we know, so that no schema and no
+    view recurses without bound; and for one with a text that no database keeps."""
+    if is_too_deep(data, body):
+        raise errors.BadRequest(f"The request body is nested too deeply: at most {MAX_DEPTH} levels are accepted.")
     if b"\\u0000" in data and _holds_nul(body):
         raise errors.BadRequest("The request body holds the character NUL.")
+
+
+def is_too_deep(data: bytes, body: Any) -> bool:
+    """Are there more than MAX_DEPTH objects and lists within each other?"""
+    if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
+        return False
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        level = [item for one in level if isinstance(one, (dict, list))
+                 for item in (one.values() if isinstance(one, dict) else one)]
+    return any(isinstance(one, (dict, list)) for one in level)
 
 
 def _holds_nul(value: Any) -> bool:

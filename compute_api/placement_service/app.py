@@ -155,7 +155,7 @@ def _body_of(req: HttpRequest) -> Any:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as problem:
         raise errors.BadRequest(f"Malformed JSON: {problem}") from problem
-    reading.refuse_nul(data, body)
+    reading.refuse_unfit(data, body)
     return body
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from common import errors
 from common.store import servers
@@ -105,7 +106,7 @@ def add_tag(request: Request, server: Any, tag: str) -> Answer:
     known = tag in loads(server.tags)
     request.write(servers.change_json, server.id, "tags", with_tag)
     return Answer(None, 204 if known else 201, {
-        "Location": f"{request.links.root}servers/{server.id}/tags/{tag}"} if not known else {})
+        "Location": f"{request.links.root}servers/{server.id}/tags/{quote(tag)}"} if not known else {})
 
 
 def remove_tag(request: Request, server: Any, tag: str) -> None:

@@ -23,6 +23,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.http.errors import ParseException
 
 from compute_api.edge.limits import Limits
+from compute_api.reading import MAX_DEPTH, is_too_deep
 from compute_api.serving import worker
 
 LOG = logging.getLogger("standalone")
@@ -89,14 +90,17 @@ def read_bytes(req: falcon.Request, limit: int) -> bytes:
 
 
 def read_json(req: falcon.Request) -> Any:
-    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8."""
+    """The body as JSON. Raises 413 above 256 KiB and 400 when it isn't JSON in UTF-8 or too deep."""
     raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
     if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
         raise falcon.HTTPContentTooLarge(description=f"The request body is larger than {BODY_LIMIT} bytes.")
     try:
-        return orjson.loads(raw)
+        body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise falcon.HTTPBadRequest(description=f"The request body is not valid JSON: {error}.") from error
+    if is_too_deep(raw, body):
+        raise falcon.HTTPBadRequest(description=f"The request body has more than {MAX_DEPTH} levels.")
+    return body
 
 
 def read_object(req: falcon.Request, key: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import falcon.testing
 import pytest
 import sqlalchemy as sa
+from gunicorn.http.wsgi import HEADER_VALUE_RE
 
 from common import errors
 from common.clients.image import Image
@@ -203,6 +204,8 @@ class Cloud:
         if raw is not None:
             sent = {"Content-Type": "application/json", **sent}
         answer = self.client.simulate_request(method, root + path, headers=sent, query_string=query, **content)
+        unsendable = [item for item in answer.headers.items() if not HEADER_VALUE_RE.fullmatch(item[1])]
+        assert unsendable == [], "the server would refuse to send it"
         if root:
             nova.judge(method, root + path, body, _version(answer), answer.status_code,
                        answer.json if answer.text else None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 import pytest
 import sqlalchemy as sa
 from gunicorn.http.errors import InvalidChunkSize
@@ -105,6 +106,51 @@ def test_malformed_json(cloud: Cloud, raw: bytes) -> None:
     answer = cloud.call("POST", "/servers", raw=raw)
     assert answer.status_code == 400
     assert answer.json == {"badRequest": {"code": 400, "message": "Malformed request body"}}
+
+
+def nested(levels: int, by: str = "{") -> bytes:
+    """Objects or lists within each other."""
+    opened, closed = (b'{"a":', b"}") if by == "{" else (b"[", b"]")
+    return opened * levels + b"1" + closed * levels
+
+
+@pytest.mark.parametrize("by", "{[")
+@pytest.mark.parametrize("levels", [33, 200, 900, 1000])
+def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) -> None:
+    server = cloud.create()
+    for method, path in (("POST", "/servers"), ("POST", f"/servers/{server}/action"),
+                         ("PUT", f"/servers/{server}/tags"), ("POST", "/flavors"), ("POST", "/os-aggregates"), ("PUT", "/os-quota-sets/x")):
+        answer = cloud.call(method, path, raw=nested(levels, by), token="admin", mv="2.26")
+        assert (answer.status_code, answer.json) == (400, {"badRequest": {
+            "code": 400, "message": "The request body is nested too deeply: at most 32 levels are accepted."}})
+    hints = cloud.call("POST", "/servers", {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(nested(29, by))}})
+    assert hints.status_code in (202, 400)
+
+
+@pytest.mark.parametrize("name", ["☃", "a\nb", "a\rb: c", "\x01", "\x7f", "\x85", "\u2028", "\ud7ff", "\ufffe", "é",
+                                  "%0a", "\U0001f600"])
+def test_strange_letters_in_names_and_tags_are_kept_or_refused(cloud: Cloud, name: str) -> None:
+    server = cloud.create()
+    tagged = cloud.call("PUT", f"/servers/{server}/tags/{quote(name)}", mv="2.26")
+    assert tagged.status_code in (201, 400)
+    if tagged.status_code == 201:
+        assert tagged.headers["Location"].endswith(quote(name))
+        assert cloud.call("GET", f"/servers/{server}/tags/{quote(name)}", mv="2.26").status_code == 204
+    for method, path, body in (
+            ("PUT", f"/servers/{server}", {"server": {"name": name}}),
+            ("POST", "/os-keypairs", {"keypair": {"name": name}}),
+            ("POST", "/os-server-groups", {"server_group": {"name": name, "policies": ["affinity"]}}),
+            ("POST", "/os-aggregates", {"aggregate": {"name": name}}),
+            ("POST", "/flavors", {"flavor": {"name": name, "id": name, "ram": 64, "vcpus": 1, "disk": 1}}),
+            ("POST", f"/servers/{server}/metadata", {"metadata": {name: name}}),
+            ("POST", f"/servers/{server}/action", {"createImage": {"name": name, "metadata": {"a": name}}}),
+            ("POST", "/servers", {"server": {**GOOD, "name": name, "metadata": {"a": name}}})):
+        answer = cloud.call(method, path, body, token="admin")
+        assert answer.status_code < 500, (path, answer.text)
+        assert answer.headers["Content-Type"].startswith("application/json") or not answer.text
+    for path in (f"/servers/{quote(name)}", f"/flavors/{quote(name)}", f"/servers?name={quote(name)}",
+                 f"/os-keypairs/{quote(name)}", f"/os-hypervisors/{quote(name)}/search"):
+        assert cloud.call("GET", path, token="admin").status_code < 500
 
 
 @pytest.mark.parametrize("raw", [

@@ -392,6 +392,8 @@ def test_kill_in_mid_upload_is_tidied_and_a_stalled_one_given_up(cloud: Cloud, o
 
 def test_malformed_and_oversized_bodies_are_refused(owner: Any) -> None:
     assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
+    assert "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text
+    assert deep.status_code == 400
     assert call(owner, "POST", "/v2/images", data=b'{"a": "%s"}' % (b"x" * 300_000)).status_code == 413
     assert upload(owner, "nothing", b"x").status_code == 404
     assert call(owner, "PUT", f"/v2/images/{create(owner)}/file", json={}).status_code == 415
