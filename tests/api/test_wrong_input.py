@@ -119,7 +119,8 @@ def nested(levels: int, by: str = "{") -> bytes:
 def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) -> None:
     server = cloud.create()
     for method, path in (("POST", "/servers"), ("POST", f"/servers/{server}/action"),
-                         ("PUT", f"/servers/{server}/tags"), ("POST", "/flavors"), ("POST", "/os-aggregates"), ("PUT", "/os-quota-sets/x")):
+                         ("PUT", f"/servers/{server}/tags"), ("POST", "/flavors"), ("POST", "/os-aggregates"),
+                         ("PUT", "/os-quota-sets/x")):
         answer = cloud.call(method, path, raw=nested(levels, by), token="admin", mv="2.26")
         assert (answer.status_code, answer.json) == (400, {"badRequest": {
             "code": 400, "message": "The request body is nested too deeply: at most 32 levels are accepted."}})

@@ -48,7 +48,8 @@ class Password:
         body = check(read_object(req, "user"), {"original_password": SECRET, "password": SECRET}, "user")
         with self._gate.database.read() as connection:
             stored = connection.execute(select(users.c.password_hash).where(users.c.id == key)).scalar()
-        if not passwords.matches(stored, body["original_password"]):
+        attempts = self._gate.throttle.attempts(req.remote_addr)
+        if not attempts.matches(("user", key), stored, body["original_password"]):
             raise unauthorized()
         new = passwords.digest(body["password"])
         with self._gate.database.write() as connection:

@@ -23,7 +23,8 @@ class Tokens:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         now = self._gate.clock()
-        grant = grant_of(self._gate.database, read_object(req, "auth"), now)
+        attempts = self._gate.throttle.attempts(req.remote_addr)
+        grant = grant_of(self._gate.database, read_object(req, "auth"), now, attempts)
         with self._gate.database.write() as connection:
             secret = tokens.issue(connection, grant, now, self._gate.lifetime)
             # One that would be worth nothing (no role there, something disabled) is rolled back.

@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, Row, Table, select
 
 from deploy.standalone.database import Database
 from deploy.standalone.fields import Field, check
-from deploy.standalone.identity import passwords, schema, tokens
+from deploy.standalone.identity import schema, tokens
+from deploy.standalone.identity.throttle import Attempts
 from deploy.standalone.identity.tokens import Grant
 
 TEXT = Field(str, size=4096)
@@ -35,24 +36,26 @@ def unauthorized(
     return falcon.HTTPUnauthorized(description=message, challenges=["Keystone"])
 
 
-def grant_of(database: Database, auth: object, now: datetime) -> Grant:
-    """Verify the `auth` object of a request. Raises 400 for its shape and 401 for what it fails to prove."""
+def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts) -> Grant:
+    """Verify the `auth` object of a request. Raises 400 for its shape, 401 for what it fails to prove and 429 after
+    too many failures."""
     body = check(auth, {"identity": OBJECT, "scope": Field(dict)} if _has_scope_object(auth) else
                  {"identity": OBJECT, "scope": Field(str, choices=("unscoped",))}, "auth")
     identity = check(body["identity"], IDENTITY, "auth.identity", others=True)
     methods = identity["methods"]
     if not methods:
         raise falcon.HTTPBadRequest(description="'auth.identity.methods' must not be empty.")
-    proofs = []
+    proofs: dict[str, Grant] = {}
     for method in methods:
         if method not in ("password", "token", "application_credential"):
             raise unauthorized("Only the methods password, token and application_credential are offered.")
         if method not in identity:
             raise falcon.HTTPBadRequest(description=f"'auth.identity.{method}' is a required property.")
-        proofs.append(_PROVE[method](database, identity[method], now))
-    if len({proof.user_id for proof in proofs}) != 1:
+        if method not in proofs:
+            proofs[method] = _PROVE[method](database, identity[method], now, attempts)
+    if len({proof.user_id for proof in proofs.values()}) != 1:
         raise unauthorized()
-    return _scoped(database, proofs, methods, body.get("scope"))
+    return _scoped(database, list(proofs.values()), methods, body.get("scope"))
 
 
 def _has_scope_object(auth: object) -> bool:
@@ -102,16 +105,16 @@ def _default_project(database: Database, user_id: str) -> str | None:
         return project_id if tokens.roles_of(connection, user_id, project_id, None) else None
 
 
-def _prove_password(database: Database, body: Any, now: datetime) -> Grant:
+def _prove_password(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     user = check(body, {"user": OBJECT}, "auth.identity.password")["user"]
     check(user, PASSWORD_USER, "auth.identity.password.user")
     row = _find(database, schema.users, user, "auth.identity.password.user")
-    if not passwords.matches(row.password_hash if row else None, user["password"]):
+    if not attempts.matches(_called("user", user), row.password_hash if row else None, user["password"]):
         raise unauthorized()
     return Grant(_required(row).id, ["password"])
 
 
-def _prove_token(database: Database, body: Any, now: datetime) -> Grant:
+def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     secret = check(body, {"id": Field(str, required=True)}, "auth.identity.token")["id"]
     with database.read() as connection:
         token = tokens.load(connection, secret, now)
@@ -123,7 +126,7 @@ def _prove_token(database: Database, body: Any, now: datetime) -> Grant:
                  expires_at=token.row.expires_at)
 
 
-def _prove_credential(database: Database, body: Any, now: datetime) -> Grant:
+def _prove_credential(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     where = "auth.identity.application_credential"
     check(body, CREDENTIAL, where)
     table = schema.application_credentials
@@ -136,7 +139,7 @@ def _prove_credential(database: Database, body: Any, now: datetime) -> Grant:
     else:
         raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
     row = _one(database, table, rule)
-    if not passwords.matches(row.secret_hash if row else None, body["secret"]):
+    if not attempts.matches(_called("credential", body), row.secret_hash if row else None, body["secret"]):
         raise unauthorized()
     found = _required(row)
     return Grant(
@@ -145,6 +148,11 @@ def _prove_credential(database: Database, body: Any, now: datetime) -> Grant:
 
 
 _PROVE = {"password": _prove_password, "token": _prove_token, "application_credential": _prove_credential}
+
+
+def _called(kind: str, body: Any) -> tuple[str, str]:
+    """What a request calls somebody."""
+    return kind, str(body["id"] if "id" in body else body.get("name"))
 
 
 def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] | None:

@@ -6,7 +6,7 @@ do what concerns themselves. Other services validate tokens with the role servic
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import falcon
@@ -14,6 +14,7 @@ import falcon
 from deploy.standalone.database import Database
 from deploy.standalone.identity import tokens
 from deploy.standalone.identity.authenticate import unauthorized
+from deploy.standalone.identity.throttle import Throttle
 from deploy.standalone.identity.tokens import Token
 
 
@@ -24,11 +25,12 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Gate:
-    """The database with the clock and the lifetime of tokens."""
+    """The database with the clock and the lifetime of tokens, and what slows guesses down."""
 
     database: Database
     lifetime: timedelta
     clock: Callable[[], datetime] = utc_now
+    throttle: Throttle = field(default_factory=Throttle)
 
     def caller(self, req: falcon.Request) -> Token:
         """The token of the request. Raises 401."""

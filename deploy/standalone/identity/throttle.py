@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often wrong passwords may be tried: each failure fills a vessel that empties slowly, and a full one refuses.
+
+There is one for each address and user, and one for each address. A user who does not exist has one too, and a failed
+proof takes as long for them, so that neither tells who exists. Nobody is locked out from elsewhere. Thread-safe.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+
+import falcon
+
+from compute_api.edge.limits import origin
+from deploy.standalone.identity import passwords
+
+#: Failures that fit, and the seconds in which one is forgotten.
+OF_USER, OF_ADDRESS = (5, 10.0), (30, 5.0)
+MOST = 10_000  # vessels that are remembered
+
+
+class Throttle:
+    """Of one process."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._empty_at: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._empty_at)
+
+    def attempts(self, address: str) -> "Attempts":
+        """Those of one request from this address."""
+        return Attempts(self, origin((address, 0)))
+
+    def wait(self, key: Hashable, size: int, seconds: float) -> float:
+        """In how many seconds there is room for a failure; 0: now."""
+        with self._lock:
+            return max(0.0, self._empty_at.get(key, 0.0) - self._monotonic() - (size - 1) * seconds)
+
+    def failed(self, key: Hashable, seconds: float) -> None:
+        """One more failure."""
+        with self._lock:
+            now = self._monotonic()
+            if key not in self._empty_at and len(self._empty_at) >= MOST:
+                self._empty_at = {known: at for known, at in self._empty_at.items() if at > now}
+                while len(self._empty_at) >= MOST:
+                    del self._empty_at[next(iter(self._empty_at))]
+            self._empty_at[key] = max(self._empty_at.get(key, 0.0), now) + seconds
+
+    def succeeded(self, key: Hashable) -> None:
+        """It is who it says: what went wrong before is forgotten."""
+        with self._lock:
+            self._empty_at.pop(key, None)
+
+
+class Attempts:
+    """Proofs by secrets, from one address."""
+
+    def __init__(self, throttle: Throttle, address: str) -> None:
+        self._throttle, self._address = throttle, address
+
+    def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
+        """As `passwords.matches`; `who` is what the request calls them. Raises 429 after too many failures."""
+        vessels = (((self._address, who), *OF_USER), (self._address, *OF_ADDRESS))
+        wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in vessels)
+        if wait > 0:
+            raise falcon.HTTPTooManyRequests(
+                description="Too many wrong passwords: try again later.", retry_after=int(wait) + 1
+            )
+        if passwords.matches(stored, secret):
+            self._throttle.succeeded(vessels[0][0])
+            return True
+        for key, _, seconds in vessels:
+            self._throttle.failed(key, seconds)
+        return False
