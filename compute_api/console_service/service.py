@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from websockets.sync import server as websockets
 from common import errors, service
 from compute_api.console_service.door import Door
 from compute_api.console_service.sessions import Sessions
+from compute_api.edge.limits import origin
 
 log = logging.getLogger(__name__)
 LOOK_EVERY = 1.0                    # seconds
@@ -32,11 +34,15 @@ BINARY = "binary"
 
 
 class Service:
-    """The threads around ``Sessions``. ``most`` is how many connections there may be at a time; more of them wait."""
+    """The threads around ``Sessions``. ``most`` is how many connections there may be at a time. One more takes the place
+    of the oldest that is no session yet, of the address that has the most of these."""
 
     def __init__(self, listener: socket.socket, door: Door, sessions: Sessions, most: int) -> None:
         self._listener, self._sessions = listener, sessions
-        self._slots = threading.BoundedSemaphore(most)
+        self._most = most
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, str] = {}           # -> address; in the order in which they came
+        self._sessions_of: set[socket.socket] = set()       # those that are websockets by now
         self._stop = threading.Event()
         quiet = logging.getLogger("kilonova.websockets")
         quiet.setLevel(logging.CRITICAL)        # it would log requests, and with them tokens
@@ -45,6 +51,7 @@ class Service:
             return door.answer(request)
 
         def serve(browser: websockets.ServerConnection) -> None:
+            self._sessions_of.add(browser.socket)
             try:
                 sessions.serve(browser)
             except Exception:
@@ -78,14 +85,15 @@ class Service:
 
     def _accept(self) -> None:
         while not self._stop.is_set():
-            self._slots.acquire()
             try:
                 channel, address = self._listener.accept()
             except OSError as error:
-                self._slots.release()
                 if not self._stop.wait(0.1):        # out of descriptors, say: it passes
                     log.warning("no connection could be accepted: %s", error)
                 continue
+            self._make_room()
+            with self._lock:
+                self._open[channel] = origin(address)
             threading.Thread(target=self._serve, args=(channel, address), name="connection", daemon=True).start()
 
     def _serve(self, channel: socket.socket, address: Any) -> None:
@@ -94,7 +102,24 @@ class Service:
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MILLISECONDS)
             self._server.handler(channel, address)
         finally:
-            self._slots.release()
+            with self._lock:
+                self._open.pop(channel, None)
+                self._sessions_of.discard(channel)
+
+    def _make_room(self) -> None:
+        with self._lock:
+            if len(self._open) < self._most:
+                return
+            waiting = [channel for channel in self._open if channel not in self._sessions_of]
+            each = Counter(self._open[channel] for channel in waiting)
+            late = max(waiting, key=lambda channel: each[self._open[channel]], default=None)    # the first of equals
+            if late is None:
+                return
+            del self._open[late]
+        try:
+            late.shutdown(socket.SHUT_RDWR)         # its thread ends
+        except OSError as error:
+            log.debug("it had ended by itself: %s", error)
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_EVERY):

@@ -352,6 +352,25 @@ def test_noise_is_closed_and_serves_nobody(world: World) -> None:
         assert echoes(browser)
 
 
+def test_silent_connections_keep_nobody_out(world: World) -> None:
+    patient = socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.2", 0))
+    silent = [socket.create_connection(("127.0.0.1", world.port), 5, source_address=("127.0.0.3", 0))
+              for _ in range(100)]
+    for client in silent[::2]:
+        client.sendall(b"GET /vnc_lite.html HTTP/1.1\r\n")
+    begun = time.monotonic()
+    with world.open(world.token()) as browser:
+        for client in [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]:
+            client.close()
+        browser.send(b"hello")
+        assert browser.recv(5)                      # a session keeps its place
+    assert time.monotonic() - begun < 2
+    patient.sendall(b"GET /vnc_lite.html HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert patient.recv(100).startswith(b"HTTP/1.1 200 OK")         # and so has an address with one
+    for client in (patient, *silent):
+        client.close()
+
+
 def test_tokens_and_secrets_are_never_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     token = world.token()
