@@ -18,7 +18,8 @@ WORDS = {str: "a string", bool: "true or false", int: "an integer", dict: "an ob
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a body: its JSON type and its limits. `size` bounds a string's length or a list's."""
+    """One key of a body: its JSON type and its limits. `size` bounds a string's length or a list's, `least` a number.
+    """
 
     kind: type
     required: bool = False
@@ -27,6 +28,7 @@ class Field:
     empty: bool = True
     choices: tuple[str, ...] = ()
     pattern: str = ""
+    least: int = 0
 
     def complaint(self, value: object) -> str | None:
         """What is wrong with `value`, as the end of a sentence; None when it may stand."""
@@ -34,8 +36,8 @@ class Field:
             return None if self.null else f"must be {WORDS[self.kind]}, not null"
         if type(value) is not self.kind:
             return f"must be {WORDS[self.kind]}"
-        if isinstance(value, int) and not 0 <= value <= INT_MAX:
-            return f"must be from 0 to {INT_MAX}"
+        if isinstance(value, int) and not self.least <= value <= INT_MAX:
+            return f"must be from {self.least} to {INT_MAX}"
         if isinstance(value, str | list) and len(value) > self.size:
             return f"must not be longer than {self.size}"
         if isinstance(value, str):

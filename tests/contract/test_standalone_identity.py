@@ -118,6 +118,27 @@ def test_openstackclient_works_for_a_member_and_with_an_application_credential(
     assert access.application_credential["restricted"] is True
 
 
+def test_openstackclient_administers_limits(cloud: Cloud) -> None:
+    def called(rows: Any, name: str) -> list[Any]:
+        return [row for row in rows if row["Resource Name"] == name]
+    [made] = cloud.openstack(
+        "registered limit create --service glance --region RegionOne --default-limit 10 images -f json")
+    assert (made["default_limit"], made["region_id"], made["resource_name"]) == (10, "RegionOne", "images")
+    changed, own, defaults, limits = cloud.openstack(
+        f"registered limit set --default-limit 20 --description more {made['id']} -f json",
+        "limit create --project admin --service glance --region RegionOne --resource-limit 7 images -f json",
+        "registered limit list --service glance --resource-name images -f json",
+        "limit list --service glance -f json")
+    assert (changed["default_limit"], changed["description"]) == (20, "more")
+    assert called(defaults, "images")[0]["Default Limit"] == 20
+    assert called(limits, "images")[0]["Resource Limit"] == own["resource_limit"] == 7
+    less, shown, *_ = cloud.openstack(
+        f"limit set --resource-limit -1 {own['id']} -f json", f"limit show {own['id']} -f json",
+        f"limit delete {own['id']}", f"registered limit delete {made['id']}")
+    assert less["resource_limit"] == shown["resource_limit"] == -1
+    assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
+
+
 def test_sdk_administers_every_noun(admin: Any) -> None:
     identity = admin.identity
     domain = identity.create_domain(name=f"domain-{uuid.uuid4().hex[:8]}")

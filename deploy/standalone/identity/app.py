@@ -7,7 +7,7 @@ from deploy.standalone.identity.assignments import HELD, SYSTEM, Assignments, Ro
 from deploy.standalone.identity.auth import Mine, Tokens
 from deploy.standalone.identity.catalogue import Versions
 from deploy.standalone.identity.gate import Gate
-from deploy.standalone.identity.limits import Limits
+from deploy.standalone.identity.limits import Limits, Registered
 from deploy.standalone.identity.nouns import KINDS, Collection, Item
 from deploy.standalone.web import App, application
 
@@ -35,8 +35,11 @@ def build(gate: Gate) -> App:
     assignments = Assignments(gate, SYSTEM)
     app.add_route("/v3/system/users/{user}/roles", assignments, suffix="all")
     app.add_route("/v3/system/users/{user}/roles/{role}", assignments)
-    for plural in ("limits", "registered_limits"):
-        app.add_route(f"/v3/{plural}", Limits(gate, plural))
+    limits = Limits(gate)
+    app.add_route("/v3/limits/model", limits, suffix="model")
+    for plural, resource in (("limits", limits), ("registered_limits", Registered(gate))):
+        app.add_route(f"/v3/{plural}", resource)
+        app.add_route(f"/v3/{plural}/{{key}}", resource, suffix="one")
     for plural, kind in KINDS.items():
         app.add_route(f"/v3/{plural}", Collection(gate, kind))
         app.add_route(f"/v3/{plural}/{{key}}", Item(gate, kind))

@@ -20,6 +20,8 @@ SERVICES = {"identity": "keystone", "compute": "kilonova", "image": "glance", "n
             "block-storage": "cinder", "placement": "placement"}
 USERS = (("admin", "admin", ("admin",)), ("kilonova", "service", ("service", "admin")))
 """(user, project, roles in that project)."""
+IN_SYSTEM = {"admin": "admin", "kilonova": "reader"}
+"""user -> role in the whole cloud; services read limits so."""
 
 
 def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: Mapping[str, str],
@@ -40,8 +42,7 @@ def bootstrap(database: Database, user_passwords: Mapping[str, str], endpoints: 
         roles = {name: _ensure(connection, schema.roles, {"name": name}) for name in ROLES}
         for user, project, names in USERS:
             key = _ensure_user(connection, user, hashes[user], project, [roles[name] for name in names])
-            if user == "admin":
-                _ensure_row(connection, schema.system_roles, {"user_id": key, "role_id": roles["admin"]})
+            _ensure_row(connection, schema.system_roles, {"user_id": key, "role_id": roles[IN_SYSTEM[user]]})
         for kind, url in endpoints.items():
             service = _ensure(connection, schema.services, {"type": kind}, {"name": SERVICES.get(kind, kind)})
             for interface in ("public", "internal", "admin"):

@@ -2,7 +2,8 @@
 """Who is asking: the one place where X-Auth-Token becomes a `Token` and where 401 and 403 are decided.
 
 Two kinds of right exist: an admin (the role, in any project or domain) may do everything; everybody else may
-do what concerns themselves. Other services validate tokens with the role service.
+do what concerns themselves. Other services validate tokens with the role service, and read limits with the role
+reader in the whole cloud.
 """
 
 from collections.abc import Callable

@@ -31,7 +31,8 @@ NEW_ID = Field(str, size=64, pattern=r"[A-Za-z0-9_.:-]+")
 
 @dataclass(frozen=True)
 class Kind:
-    """One noun: `fields` a body may hold, `filters` a list takes, `own(token, id)` who may see one row."""
+    """One noun: `fields` a body may hold, `filters` a list takes, `own(token, id)` who may see one row; `read` by
+    those who may read the whole cloud, `open` to everybody."""
 
     plural: str
     table: Table
@@ -39,6 +40,11 @@ class Kind:
     filters: tuple[str, ...] = ()
     own: Callable[[Token, str], bool] = lambda token, key: False
     open: bool = False
+    read: bool = False
+
+    def shown_to(self, token: Token) -> bool:
+        """Whether the bearer may see all rows."""
+        return token.is_admin or self.open or self.read and token.reads_all
 
     @property
     def singular(self) -> str:
@@ -96,6 +102,7 @@ KINDS = {
             schema.services,
             {"type": NAME, "name": Field(str), "description": TEXT, "enabled": ENABLED},
             ("name", "type"),
+            read=True,
         ),
         Kind(
             "regions",
@@ -117,6 +124,7 @@ KINDS = {
                 "interface": Field(str, required=True, choices=("public", "internal", "admin")),
             },
             ("service_id", "region_id", "interface"),
+            read=True,
         ),
     )
 }
@@ -157,7 +165,7 @@ class Collection:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         table, kind = self._kind.table, self._kind
-        self._gate.allow(self._gate.caller(req), lambda token: token.is_admin or kind.open)
+        self._gate.allow(self._gate.caller(req), kind.shown_to)
         query = select(table).order_by(table.c.name if "name" in table.c else table.c.id)
         for name in kind.filters:
             if (value := req.get_param(name)) is not None:
@@ -195,7 +203,7 @@ class Item:
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         kind = self._kind
         self._gate.allow(self._gate.caller(req),
-                         lambda token: token.is_admin or kind.open or kind.own(token, key))
+                         lambda token: kind.shown_to(token) or kind.own(token, key))
         answer(resp, {kind.singular: view(req, kind, self._row(key))})
 
     def on_head(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:

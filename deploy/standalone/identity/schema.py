@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ForeignKey,
     Index,
+    Integer,
     MetaData,
     String,
     Table,
@@ -98,6 +99,17 @@ endpoints = _table(
     Column("region_id", ForeignKey("regions.id")), Column("interface", String, nullable=False),
     Column("url", String, nullable=False), Column("enabled", Boolean, nullable=False, server_default=true()),
     Column("extra", JSON, default=dict))
+
+#: Defaults of services' resources, and what projects and domains may have instead.
+registered_limits = _table(
+    "registered_limits", Column("id", String, primary_key=True), _to("services.id", nullable=False),
+    _to("regions.id"), Column("resource_name", String, nullable=False),
+    Column("default_limit", Integer, nullable=False), Column("description", Text))
+
+limits = _table(
+    "limits", Column("id", String, primary_key=True), _to("registered_limits.id", nullable=False, index=True),
+    _to("projects.id", index=True), _to("domains.id"), Column("resource_limit", Integer, nullable=False),
+    Column("description", Text))
 
 application_credentials = _table(
     "application_credentials",

@@ -58,6 +58,11 @@ class Token:
         return any(role["name"] in ("admin", "service") for role in self.roles)
 
     @property
+    def reads_all(self) -> bool:
+        """Whether the bearer may read what concerns others: admins, and readers of the whole cloud."""
+        return self.is_admin or bool(self.row.system) and any(role["name"] == "reader" for role in self.roles)
+
+    @property
     def user_id(self) -> str:
         return str(self.row.user_id)
 
