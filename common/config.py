@@ -321,6 +321,18 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("policy_file", help="oslo.policy file over its defaults, in Placement's rule names; may change."),
     ),
     "quota": (
+        cfg.StrOpt("driver", default="kilonova", choices=["kilonova", "unified"],
+                   help="Whose limits are in force: this cloud's own, or Keystone's registered limits and limits, read "
+                        "with oslo.limit as [oslo_limit] says; the other options of this section without unified_ are "
+                        "for the first."),
+        cfg.StrOpt("unified_limits_resource_strategy", default="require", choices=["require", "ignore"],
+                   help="require: the resources of the list cannot be had while they have no registered limit, all "
+                        "others have none. ignore: the other way round."),
+        cfg.ListOpt("unified_limits_resource_list", default=["servers"],
+                    item_type=_like("servers|server_[a-z_]+|class:[A-Z][A-Z0-9_]*", "servers or class:VCPU"),
+                    help="Resources by their names in Keystone."),
+        cfg.IntOpt("unified_limits_cache_seconds", default=10, min=0, max=600,
+                   help="How long Keystone's limits are believed without being asked for again."),
         cfg.IntOpt("instances", default=10, min=-1, help="Servers of a project; -1: no limit."),
         cfg.IntOpt("cores", default=20, min=-1, help="VCPUs of a project."),
         cfg.IntOpt("ram", default=51200, min=-1, help="Memory of a project, in MiB."),

@@ -33,7 +33,8 @@ class Creation:
 
     rows(count) makes the server rows and action rows when the number is known; with the same ids, however often it is
     called. key, digest: of the
-    Idempotency-Key and the body that came with it. group: the server group that they join.
+    Idempotency-Key and the body that came with it. group: the server group that they join. limits: the project's, when
+    the transaction asks for them; None: those of the database. classes: resource class -> amount of one server.
     """
 
     project_id: str
@@ -47,6 +48,13 @@ class Creation:
     key: str | None = None
     digest: str = ""
     group: str | None = None
+    limits: Callable[[Any], quotas.Numbers] | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> quotas.Size:
+        """What is counted of one server."""
+        return quotas.Size(1, self.vcpus, self.memory_mb, self.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +195,9 @@ class _Book:
     """What one project may have, has, and has been promised earlier in this transaction."""
 
     def __init__(self, tx: Any, project_id: str, defaults: dict[str, int], creations: Sequence[Creation]) -> None:
-        self.limits = quotas.limits(tx, project_id, defaults)
-        self.usage = quotas.usage(tx, project_id)
+        newest = creations[-1].limits
+        limits = newest(tx) if newest is not None else quotas.limits(tx, project_id, defaults)
+        self.account = quotas.Account(tx, project_id, limits)
         keys = [creation.key for creation in creations if creation.key is not None]
         found = servers.idempotent(tx, project_id, keys) if keys else {}
         self.known = {key: (row.digest, row.server_id, row.reservation_id) for key, row in found.items()}
@@ -198,24 +207,11 @@ class _Book:
 
     def fitting(self, creation: Creation) -> int:
         """How many of the servers fit; raises OverQuota when too few, BadRequest when their group is gone."""
-        each = {"instances": 1, "cores": creation.vcpus, "ram": creation.memory_mb}
-        count, over = creation.most, {}
-        for user in ("", creation.user_id):
-            used = self.usage.get(user, quotas.Usage())
-            for resource, need in each.items():
-                limit = self.limits.of(resource, user)
-                if limit < 0 or not need or user and not self.limits.has_own(user, resource):
-                    continue
-                room = (limit - getattr(used, resource)) // need
-                count = min(count, room)
-                if room < creation.least:
-                    over[resource] = (need * creation.least, getattr(used, resource), limit)
-        if over:
-            raise errors.OverQuota(over)
+        count = self.account.room(creation.user_id, creation.size, creation.least, creation.most)
         if creation.group is not None:
             if creation.group not in self.members:
                 raise errors.BadRequest(f"Instance group {creation.group} could not be found.")
-            limit, there = self.limits.of("server_group_members"), self.members[creation.group]
+            limit, there = self.account.limits.of("server_group_members"), self.members[creation.group]
             if 0 <= limit < there + creation.least:
                 raise errors.OverQuota({"server_group_members": (creation.least, there, limit)})
             count = min(count, limit - there) if limit >= 0 else count
@@ -223,9 +219,7 @@ class _Book:
 
     def promise(self, creation: Creation, count: int) -> None:
         """Count them as had."""
-        for user in ("", creation.user_id):
-            usage = self.usage.setdefault(user, quotas.Usage())
-            usage.add(count, count * creation.vcpus, count * creation.memory_mb)
+        self.account.add(creation.user_id, creation.size, count)
         if creation.group is not None:
             self.members[creation.group] += count
 

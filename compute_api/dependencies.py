@@ -16,6 +16,7 @@ from common.models import Access, Command, Interface
 from common.store.engine import Store
 from common.vault import Vault
 from compute_api.creating import Creator
+from compute_api.quota import Keystone, Missing, Quota
 
 
 class Bell(Protocol):
@@ -94,7 +95,7 @@ class Settings:
     flavors call PCI devices, and their (vendor, product). answer_patience: seconds that an answer waits for a step;
     reclaim_interval: seconds that a deleted server can be restored; console_url: where browsers reach the console
     service; fencing: can the conductor make sure that a silent host's guests are dead? max_local_disks: most disks of a
-    server that are on its host."""
+    server that are on its host. unregistered: what Keystone's limits do not name. quota: this cloud's own defaults."""
 
     max_limit: int = 1000
     max_body: int = 1024 * 1024
@@ -109,6 +110,7 @@ class Settings:
     console_token_seconds: int = 600
     fencing: bool = False
     max_local_disks: int = 3
+    unregistered: Missing = field(default_factory=Missing)
     quota: Mapping[str, int] = field(default_factory=lambda: {
         "instances": 10, "cores": 20, "ram": 51200, "metadata_items": 128, "key_pairs": 100, "server_groups": 10,
         "server_group_members": 10, "injected_files": 5, "injected_file_content_bytes": 10240,
@@ -120,7 +122,8 @@ class Services:
     """Everything outside the API that it calls, and what its requests share.
 
     vault: seals passwords; None in a cloud without a key. networks: None where there is no network service, and so no
-    server has an interface. creator: the one door for new servers. query_slots: how many
+    server has an interface. keystone: whose limits are in force; None: our own. quota: the one door to limits.
+    creator: the one door for new servers. query_slots: how many
     requests may wait for a host at a time, a quarter of the threads, so that silent hosts cannot stop the API.
     wait_slots: how many may wait for a step of their action, as many.
     """
@@ -132,11 +135,14 @@ class Services:
     settings: Settings = field(default_factory=Settings)
     vault: Vault | None = None
     networks: Networks | None = None
+    keystone: Keystone | None = None
+    quota: Quota = field(init=False)
     creator: Creator = field(init=False)
     query_slots: threading.BoundedSemaphore = field(init=False)
     wait_slots: threading.BoundedSemaphore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.quota = Quota(self.settings.quota, self.keystone, self.settings.unregistered)
         self.creator = Creator(self.store, self.settings.quota)
         self.query_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))
         self.wait_slots = threading.BoundedSemaphore(max(1, self.settings.threads // 4))

@@ -15,6 +15,7 @@ from common import errors
 from common.clock import SECOND, parse
 from common.context import RequestContext
 from common.store import actions
+from common.store.quotas import Numbers
 from compute_api.dependencies import Services
 from compute_api.links import Links
 from compute_api.policy import Policy
@@ -71,6 +72,10 @@ class Request:
     def allowed(self, rules: frozenset[str]) -> frozenset[str]:
         """Those of the rules that hold for the caller in their own project."""
         return frozenset(rule for rule in rules if self.policy.allows(rule, self.context))
+
+    def limits(self) -> Numbers:
+        """Those in force in the caller's project."""
+        return self.read(self.services.quota.source(self.context.project_id))
 
     # --- the store ---
     def read(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -26,7 +26,7 @@ _opened: list[Any] = []
 def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None) -> Any:
     """The WSGI application over the real services; call it in the process that will serve it. ``policy``: as this
     process's master has read it."""
-    from common.clients import network_records
+    from common.clients import limits, network_records
     from common.clients.identity import Identity
     from common.clients.image import Client
     from common.notifications.options import Telling
@@ -44,21 +44,35 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
+    keystone = limits.configured(conf)
+    if keystone is not None:
+        _opened.append(keystone)
     services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf), vault,
-                        network_records.Records(identity.network_url, conf.network.timeout))
+                        network_records.Records(identity.network_url, conf.network.timeout), keystone)
     return tokens.authenticated(app.create(services, policy or configured(conf, "api")), conf)
 
 
 def settings(conf: cfg.ConfigOpts) -> Any:
     """The configuration in the API's words."""
     from compute_api.dependencies import Settings
+    from compute_api.quota import Missing
     return Settings(max_limit=conf.api.max_limit, max_body=conf.api.max_body, public_url=conf.api.public_url,
                     default_zone=conf.scheduler.default_availability_zone,
                     default_schedule_zone=conf.scheduler.default_schedule_zone, pci_aliases=conf.api.pci_alias,
                     threads=conf.api.threads, reclaim_interval=conf.reclaim_instance_interval,
                     console_url=conf.console.public_url, console_token_seconds=conf.console.token_seconds,
                     fencing=bool(conf.conductor.fencing_hook), max_local_disks=conf.max_local_block_devices,
-                    quota={name: conf.quota[name] for name in conf.quota})
+                    quota={name: conf.quota[name] for name in conf.quota if name != "driver" and "unified" not in name},
+                    unregistered=Missing(conf.quota.unified_limits_resource_strategy,
+                                         tuple(conf.quota.unified_limits_resource_list)))
+
+
+def _check_quota(conf: cfg.ConfigOpts) -> None:
+    """Is all there that [quota] driver needs? Raises ConfigError."""
+    from common.clients import limits
+    found = limits.configured(conf)
+    if found is not None:
+        found.close()
 
 
 def _fault(status: int, text: str) -> Any:
@@ -76,6 +90,7 @@ def main() -> None:
     """The console script kilonova-api."""
     conf = service.start("api")
     policy = service.checked("api", lambda: configured(conf, "api")) if conf.api.policy_file else None
+    service.checked("api", lambda: _check_quota(conf))
     if conf.api.workers > 1:
         for name in _SHARED:
             importlib.import_module(name)

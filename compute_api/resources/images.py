@@ -10,7 +10,6 @@ from typing import Any
 
 from common import errors
 from common.clients.image import OWN_KEYS
-from common.store import quotas
 from compute_api.request import Request
 from compute_api.validation import truth
 
@@ -144,8 +143,7 @@ def remove(request: Request, image_id: str, key: str) -> None:
 
 def _changed(request: Request, image_id: str, old: Mapping[str, str], new: dict[str, str]) -> dict[str, str]:
     """Give the image these properties. Raises Forbidden when there are more than the quota allows."""
-    defaults = request.services.settings.quota
-    most = request.read(quotas.limits, request.context.project_id, defaults).of("metadata_items")
+    most = request.limits().of("metadata_items")
     if 0 <= most < len(new):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {most}")
     request.services.images.change(image_id, {

@@ -60,9 +60,11 @@ def create(request: Request) -> dict[str, Any]:
     else:
         printed = keys.fingerprint(kind, public)
 
+    limits = request.services.quota.source(request.context.project_id)
+
     def work(tx: Any) -> Any:
         quotas.lock(tx, user_id)                # a user's key pairs are counted over all projects
-        limit = quotas.limits(tx, request.context.project_id, dict(request.services.settings.quota)).of("key_pairs")
+        limit = limits(tx).of("key_pairs")
         if 0 <= limit <= keypairs.count(tx, user_id):
             raise errors.Forbidden("Quota exceeded, too many key pairs.")
         return keypairs.create(tx, {"user_id": user_id, "name": given["name"].strip(), "type": kind,

@@ -9,14 +9,10 @@ from common.store import keypairs, quotas
 from compute_api.fields import Field, cut, render
 from compute_api.microversions import Range
 from compute_api.request import Request
-from compute_api.schemas.quota_sets import CLASS_RESOURCES, RESOURCES, UNLIMITED
+from compute_api.schemas.quota_sets import CLASS_RESOURCES, RESOURCES
 from compute_api.validation import truth
 
 DEFAULT_CLASS = "default"
-
-
-def _defaults(request: Request) -> dict[str, int]:
-    return {**request.services.settings.quota, **dict.fromkeys(UNLIMITED, -1)}
 
 
 def _known(request: Request, resources: dict[str, Range]) -> list[str]:
@@ -28,84 +24,92 @@ def _checked(request: Request, operation: str, project_id: str) -> None:
     request.require(f"os_compute_api:os-quota-sets:{operation}", {"project_id": project_id})
 
 
+def _limits(request: Request, project_id: str, resources: dict[str, Range], user: str = "") -> dict[str, int]:
+    found = request.read(request.services.quota.source(project_id))
+    return {name: found.of(name, user) for name in _known(request, resources)}
+
+
 def show(request: Request, project_id: str) -> dict[str, Any]:
     """GET /os-quota-sets/{project}"""
     _checked(request, "show", project_id)
-    limits = request.read(quotas.limits, project_id, _defaults(request))
-    user = request.first("user_id") or ""
-    return {"quota_set": {"id": project_id, **{name: limits.of(name, user) for name in _known(request, RESOURCES)}}}
+    limits = _limits(request, project_id, RESOURCES, request.first("user_id") or "")
+    return {"quota_set": {"id": project_id, **limits}}
 
 
 def defaults(request: Request, project_id: str) -> dict[str, Any]:
     """GET /os-quota-sets/{project}/defaults"""
-    limits = request.read(quotas.limits, quotas.CLASS, _defaults(request))
-    return {"quota_set": {"id": project_id, **{name: limits.of(name) for name in _known(request, RESOURCES)}}}
+    return {"quota_set": {"id": project_id, **_limits(request, quotas.CLASS, RESOURCES)}}
 
 
 def detail(request: Request, project_id: str) -> dict[str, Any]:
     """GET /os-quota-sets/{project}/detail"""
     _checked(request, "detail", project_id)
-    user = request.first("user_id") or ""
+    user, source = request.first("user_id") or "", request.services.quota.source(project_id)
 
     def work(tx: Any) -> dict[str, Any]:
-        limits = quotas.limits(tx, project_id, _defaults(request))
-        used = _used(tx, project_id, user)
+        limits = source(tx)
+        used = _used(tx, limits, project_id, user)
         return {name: {"limit": limits.of(name, user), "in_use": used.get(name, 0), "reserved": 0}
                 for name in _known(request, RESOURCES)}
     return {"quota_set": {"id": project_id, **request.read(work)}}
 
 
-def _used(tx: Any, project_id: str, user_id: str = "") -> dict[str, int]:
-    used = quotas.usage(tx, project_id).get(user_id, quotas.Usage())
-    counted = {name: getattr(used, name) for name in quotas.COUNTED}
+def _used(tx: Any, limits: quotas.Numbers, project_id: str, user_id: str = "") -> dict[str, int]:
+    """By the API's names, of the user or of the project; users who can have no limits of their own are not counted."""
+    user = user_id if limits.by_user else ""
+    used = limits.used(tx, project_id).get(user, {})
+    counted = {name: used.get(limits.name(name), 0) for name in quotas.COUNTED}
     return {**counted, "server_groups": quotas.server_groups_used(tx, project_id),
-            "key_pairs": keypairs.count(tx, user_id) if user_id else 0}
+            "key_pairs": keypairs.count(tx, user) if user else 0}
 
 
 def update(request: Request, project_id: str) -> dict[str, Any]:
-    """PUT /os-quota-sets/{project}: limits below what is in use only with force."""
+    """PUT /os-quota-sets/{project}: limits below what is in use only with force. Keystone's are set there."""
     given = dict(request.body["quota_set"])
     force, user = truth(given.pop("force", False)), request.first("user_id") or ""
     values = {name: int(value) for name, value in given.items()}
+    source = request.services.quota.source(project_id)
 
     def work(tx: Any) -> dict[str, int]:
         quotas.lock(tx, project_id)
-        used = _used(tx, project_id, user)
+        used = _used(tx, quotas.Limits({}), project_id, user)
         for name, limit in values.items():
             if 0 <= limit < used.get(name, 0) and not force:
                 raise errors.BadRequest(f"Quota limit {limit} for {name} must be greater than or equal to already used "
                                         f"{used[name]}.")
         quotas.put(tx, project_id, user, values)
-        limits = quotas.limits(tx, project_id, _defaults(request))
+        limits = source(tx)
         return {name: limits.of(name, user) for name in _known(request, RESOURCES)}
+    if not request.services.quota.is_ours:
+        return {"quota_set": _limits(request, project_id, RESOURCES)}
     return {"quota_set": request.write(work)}
 
 
 def delete(request: Request, project_id: str) -> None:
-    """DELETE /os-quota-sets/{project}: back to the class's limits."""
-    request.write(quotas.forget, project_id, request.first("user_id") or "")
+    """DELETE /os-quota-sets/{project}: back to the class's limits. Keystone's stay."""
+    if request.services.quota.is_ours:
+        request.write(quotas.forget, project_id, request.first("user_id") or "")
 
 
 # --- classes: only "default" has an effect, as in the API's other implementations ---
 def show_class(request: Request, name: str) -> dict[str, Any]:
     """GET /os-quota-class-sets/{name}"""
-    return {"quota_class_set": {"id": name, **_class(request, name)}}
+    return {"quota_class_set": {"id": name, **_limits(request, _class_key(request, name), CLASS_RESOURCES)}}
 
 
 def update_class(request: Request, name: str) -> dict[str, Any]:
-    """PUT /os-quota-class-sets/{name}"""
+    """PUT /os-quota-class-sets/{name}. Keystone's are set there."""
     values = {key: int(value) for key, value in request.body["quota_class_set"].items()}
-    request.write(quotas.put, _class_key(name), "", values)
-    return {"quota_class_set": _class(request, name)}
+    key = _class_key(request, name)
+    if request.services.quota.is_ours:
+        request.write(quotas.put, key, "", values)
+    return {"quota_class_set": _limits(request, key, CLASS_RESOURCES)}
 
 
-def _class(request: Request, name: str) -> dict[str, int]:
-    limits = request.read(quotas.limits, _class_key(name), _defaults(request))
-    return {key: limits.of(key) for key in _known(request, CLASS_RESOURCES)}
-
-
-def _class_key(name: str) -> str:
-    return quotas.CLASS if name == DEFAULT_CLASS else f"class:{name[:58]}"
+def _class_key(request: Request, name: str) -> str:
+    """Keystone has one class only, whatever it is called."""
+    is_other = name != DEFAULT_CLASS and request.services.quota.is_ours
+    return f"class:{name[:58]}" if is_other else quotas.CLASS
 
 
 # --- limits ---
@@ -146,7 +150,9 @@ def limits(request: Request) -> dict[str, Any]:
     if project_id != request.context.project_id:
         request.require("os_compute_api:limits:other_project")
 
+    source = request.services.quota.source(project_id)
+
     def work(tx: Any) -> dict[str, Any]:
-        found = quotas.limits(tx, project_id, _defaults(request))
-        return render(cut(LIMITS, request.version), found, _used(tx, project_id))
+        found = source(tx)
+        return render(cut(LIMITS, request.version), found, _used(tx, found, project_id))
     return {"limits": {"rate": [], "absolute": request.read(work)}}

@@ -89,7 +89,8 @@ def _commit(request: Request, order: Order, key: str | None, digest: str, passwo
     return request.services.creator.create(Creation(
         project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
         memory_mb=order.flavor.memory_mb, least=order.least, most=order.most, reservation_id=reservation_id, rows=rows,
-        key=key, digest=digest, group=order.group))
+        key=key, digest=digest, group=order.group, limits=request.services.quota.source(request.context.project_id),
+        classes=hardware.resources(order.flavor, order.image.ref.properties)))
 
 
 def _answer(request: Request, body: dict[str, Any], created: Created, password: Password) -> Answer:
@@ -115,8 +116,8 @@ def _understood(request: Request, body: dict[str, Any]) -> Order:
     least, most = parts.counts(body)
     parts.refuse_unsupported(body)
     image_id = server_disks.boot_image(body)
-    files = parts.personality(body, request.services.settings.quota)
-    parts.check_metadata(body.get("metadata", {}), request.services.settings.quota["metadata_items"])
+    files = parts.personality(body, request.limits)
+    parts.check_metadata(body.get("metadata", {}), request.limits)
     hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
     parts.check_hints(hints)
     where = _destination(request, body)

@@ -60,10 +60,11 @@ def create(request: Request) -> dict[str, Any]:
     if rules and policy != "anti-affinity":
         raise errors.BadRequest("Only anti-affinity policy supports rules.")
     context, group = request.context, ids.new()
+    limits = request.services.quota.source(context.project_id)
 
     def work(tx: Any) -> Any:
         quotas.lock(tx, context.project_id)
-        limit = quotas.limits(tx, context.project_id, dict(request.services.settings.quota)).of("server_groups")
+        limit = limits(tx).of("server_groups")
         if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):
             raise errors.Forbidden("Quota exceeded, too many server groups.")
         return server_groups.create(tx, {"id": group, "project_id": context.project_id, "user_id": context.user_id,

@@ -57,22 +57,24 @@ def remove(request: Request, server: Any, key: str) -> None:
     def without(old: Metadata) -> Metadata:
         _item(old, key)
         return {name: value for name, value in old.items() if name != key}
-    _change(request, server, without)
+    _change(request, server, without, adds=False)
 
 
-def _change(request: Request, server: Any, change: Callable[[Metadata], Metadata]) -> Metadata:
-    """Replace the metadata under the server's lock, within the limit of items."""
+def _change(request: Request, server: Any, change: Callable[[Metadata], Metadata], adds: bool = True) -> Metadata:
+    """Replace the metadata under the server's lock, within the limit of items if it ``adds`` some."""
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)
-    limit = request.services.settings.quota["metadata_items"]
+    limits = request.services.quota.source(request.context.project_id) if adds else None
 
-    def checked(old: Metadata) -> Metadata:
-        new = change(old)
-        if len(new) > len(old):
-            parts.check_metadata(new, limit)
-        return new
-    changed: Metadata = request.write(servers.change_json, server.id, "meta", checked)
-    return changed
+    def work(tx: Any) -> Metadata:
+        def checked(old: Metadata) -> Metadata:
+            new = change(old)
+            if limits is not None and len(new) > len(old):
+                parts.check_metadata(new, lambda: limits(tx))
+            return new
+        changed: Metadata = servers.change_json(tx, server.id, "meta", checked)
+        return changed
+    return request.write(work)
 
 
 # --- tags ---

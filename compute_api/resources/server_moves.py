@@ -7,6 +7,7 @@ one that the server is on; a flavor that cannot be; too little quota. Where a se
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,13 +50,14 @@ def resize(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     if flavor.memory_mb < old.memory_mb or old.root_gb == 0:
         _check_image(request, server, flavor)
     _check_source(request, server, errors.HostDown)
+    limits = request.services.quota.source(server.project_id)
 
     def begin(tx: Any, rows: Sequence[states.Action], server_id: str, *, changes: dict[str, Any], **more: Any) -> str:
         quotas.lock(tx, server.project_id)
         actions.take_lock(tx, server_id, more["project_id"])
         row = servers.show(tx, server_id)
         refuse_changed(row, server)                 # the image service was asked since it was read
-        grown = _grown(tx, request, row, flavor)
+        grown = _grown(tx, limits(tx), row, flavor)
         return migrations.begin(tx, rows[0], server_id, migrations.RESIZE, new_flavor=flavor,
                                 changes={**changes, **grown}, **more)
     kept = {"disk_config": given["OS-DCF:diskConfig"]} if "OS-DCF:diskConfig" in given else {}
@@ -93,23 +95,18 @@ def _check_image(request: Request, server: Any, flavor: models.Flavor) -> None:
     parts.check_image(replace(image, status="active"), flavor)
 
 
-def _grown(tx: Any, request: Request, server: Any, flavor: models.Flavor) -> dict[str, int]:
+def _grown(tx: Any, limits: quotas.Numbers, server: Any, flavor: models.Flavor) -> dict[str, int]:
     """What the quota counts until the move has ended, either way: the larger of both. The project is locked.
 
     Raises:
         OverQuota: the project, or the server's user in it, may not have so much more.
     """
     grown = {"vcpus": max(server.vcpus, flavor.vcpus), "memory_mb": max(server.memory_mb, flavor.memory_mb)}
-    more = {"cores": grown["vcpus"] - server.vcpus, "ram": grown["memory_mb"] - server.memory_mb}
-    limits = quotas.limits(tx, server.project_id, dict(request.services.settings.quota))
-    usage, over = quotas.usage(tx, server.project_id), {}
-    for user in ("", server.user_id):
-        for resource, need in more.items():
-            limit, used = limits.of(resource, user), getattr(usage.get(user, quotas.Usage()), resource)
-            if need and 0 <= limit < used + need and (not user or limits.has_own(user, resource)):
-                over[resource] = (need, used, limit)
-    if over:
-        raise errors.OverQuota(over)
+    properties = loads(server.image or "{}").get("properties", {})
+    more = Counter(hardware.resources(flavor, properties))
+    more.subtract(hardware.resources(from_wire(models.Flavor, loads(server.flavor)), properties))
+    quotas.Account(tx, server.project_id, limits).room(server.user_id, quotas.Size(
+        0, grown["vcpus"] - server.vcpus, grown["memory_mb"] - server.memory_mb, +more))
     return grown
 
 

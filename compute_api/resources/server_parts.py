@@ -6,13 +6,14 @@ import base64
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from common import errors, hardware, models
 from common.clients.image import Image
+from common.store.quotas import Numbers
 
 GIB = 1024 ** 3
 MOST_SERVERS = 64       # that hints name: each is looked up at every placement
@@ -81,25 +82,29 @@ def group_id(hints: Mapping[str, Any]) -> str | None:
     return group[0] if isinstance(group, list) and group else group or None
 
 
-def personality(body: Mapping[str, Any], limits: Mapping[str, int]) -> list[dict[str, str]]:
-    """The files to put on the config drive, within the limits."""
+def personality(body: Mapping[str, Any], ask: Callable[[], Numbers]) -> list[dict[str, str]]:
+    """The files to put on the config drive, within the limits, which are asked for when there are files."""
     files = [{"path": str(item.get("path", "")), "contents": "".join(str(item.get("contents", "")).split())}
              for item in body.get("personality", ())]
-    if 0 <= limits["injected_files"] < len(files):
-        raise errors.Forbidden(f"Quota exceeded: at most {limits['injected_files']} injected files.")
+    if not files:
+        return []
+    limits = ask()
+    most, path, content = (limits.of("injected_" + name) for name in ("files", "file_path_bytes", "file_content_bytes"))
+    if 0 <= most < len(files):
+        raise errors.Forbidden(f"Quota exceeded: at most {most} injected files.")
     for item in files:
         if not item["path"]:
             raise errors.BadRequest("personality: each file needs a path.")
-        if 0 <= limits["injected_file_path_bytes"] < len(item["path"].encode()):
-            raise errors.Forbidden(f"Quota exceeded: a path has at most {limits['injected_file_path_bytes']} bytes.")
-        if 0 <= limits["injected_file_content_bytes"] < len(base64.b64decode(item["contents"])):
-            raise errors.Forbidden(f"Quota exceeded: a file has at most {limits['injected_file_content_bytes']} bytes.")
+        if 0 <= path < len(item["path"].encode()):
+            raise errors.Forbidden(f"Quota exceeded: a path has at most {path} bytes.")
+        if 0 <= content < len(base64.b64decode(item["contents"])):
+            raise errors.Forbidden(f"Quota exceeded: a file has at most {content} bytes.")
     return files
 
 
-def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
-    """Within the limit of items. Raises Forbidden, as the API has it."""
-    if 0 <= limit < len(metadata):
+def check_metadata(metadata: Mapping[str, str], ask: Callable[[], Numbers]) -> None:
+    """Within the limit of items, which is asked for when there are some. Raises Forbidden, as the API has it."""
+    if metadata and 0 <= (limit := ask().of("metadata_items")) < len(metadata):
         raise errors.Forbidden(f"Maximum number of metadata items exceeds {limit}")
 
 

@@ -124,7 +124,7 @@ def _image_metadata(request: Request, given: dict[str, Any]) -> dict[str, str]:
     if taken:
         raise errors.BadRequest(f"metadata: an image has a field of the name {taken[0]}, which cannot be set so.")
     if request.version in _COUNTED_METADATA:
-        parts.check_metadata(metadata, request.services.settings.quota["metadata_items"])
+        parts.check_metadata(metadata, request.limits)
     return metadata
 
 

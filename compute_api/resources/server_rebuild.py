@@ -41,9 +41,8 @@ def prepare(request: Request, server: Any, given: dict[str, Any]) -> Prepared:
     """Everything that can be wrong with a rebuild is found here."""
     if "trusted_image_certificates" in given:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
-    quota = request.services.settings.quota
-    parts.check_metadata(given.get("metadata", {}), quota["metadata_items"])
-    files = parts.personality(given, quota)
+    parts.check_metadata(given.get("metadata", {}), request.limits)
+    files = parts.personality(given, request.limits)
     key = _key(request, given)
     image = request.services.images.show(given["imageRef"], request.context.token)
     flavor = from_wire(models.Flavor, loads(server.flavor))

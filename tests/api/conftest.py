@@ -143,12 +143,12 @@ class Cloud:
     """The application and everything around it, with shortcuts for requests."""
 
     def __init__(self, url: str, secret_key: str = "", networks: Networks | None = None,
-                 policy_file: str | None = None, **settings: Any) -> None:
+                 policy_file: str | None = None, keystone: Any = None, **settings: Any) -> None:
         self.store = Store(url)
         self.bell, self.agents, self.images = Bell(), Agents(), Images()
         self.vault = Vault(secret_key) if secret_key else None
         self.services = Services(self.store, self.bell, self.agents, self.images,
-                                 Settings(**{"answer_patience": 0, **settings}), self.vault, networks)
+                                 Settings(**{"answer_patience": 0, **settings}), self.vault, networks, keystone)
         policy = Policy(policy_file) if policy_file else default_policy()
         self.client = falcon.testing.TestClient(Callers(app.create(self.services, policy)))
 

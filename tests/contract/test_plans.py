@@ -57,6 +57,7 @@ POLLS: dict[str, Poll] = {
     "step_outcome": lambda tx: actions.step_outcome(tx, SOME[0], "guest"),
     "idempotent": lambda tx: servers.idempotent(tx, "p", ["k"]),
     "usage": lambda tx: quotas.usage(tx, "none"),
+    "held": lambda tx: quotas.held(tx, "none"),
     "open_of": lambda tx: migrations.open_of(tx, SOME),
     "actions of a server": lambda tx: actions.list_for(tx, SOME[0]),
     "token": lambda tx: console_tokens.find(tx, "token"),

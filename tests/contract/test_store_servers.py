@@ -7,17 +7,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from common import errors, ids
+from common.models import Flavor
 from common.store import flavors, keypairs, quotas, schema, server_groups, servers
 from common.store.engine import Store
 from common.store.servers import Wanted
+from common.wire import to_wire
 from compute_api.creating import Created, Creation, Creator
 from compute_api.dependencies import Settings
+from compute_api.quota import Missing, Unified
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 
@@ -146,6 +150,27 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
     for project in "pq":
         usage = store.read(lambda tx, project=project: quotas.usage(tx, project))  # type: ignore[misc]
         assert (usage[""].instances, usage["u"].cores, usage[""].ram) == (10, 10, 640)
+
+
+def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
+    """Of a resource that no row has a column for."""
+    limits = Unified({"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, Missing())
+    flavor = to_wire(Flavor("1", "gold", 1, 64, 1, extra_specs={"resources:CUSTOM_GOLD": "2"}))
+    creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
+
+    def one(number: int) -> Created | errors.Problem:
+        try:
+            return creators[number % 2].create(replace(
+                creation(f"s{number}", flavor=flavor), limits=lambda tx: limits,
+                classes={"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1, "CUSTOM_GOLD": 2}))
+        except errors.Problem as problem:
+            return problem
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(one, range(32)))
+    assert sum(isinstance(outcome, Created) for outcome in outcomes) == 10
+    assert sum(isinstance(outcome, errors.OverQuota) for outcome in outcomes) == 22
+    assert store.read(lambda tx: limits.used(tx, "p")) == {"": {
+        "servers": 10, "class:VCPU": 10, "class:MEMORY_MB": 640, "class:DISK_GB": 10, "class:CUSTOM_GOLD": 20}}
 
 
 def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None:

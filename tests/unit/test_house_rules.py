@@ -54,6 +54,7 @@ THREADS = {
     "common/rpc/direct.py": "small questions are answered beside whatever else a process does",
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
     "common/clients/identity.py": "a silent identity service must hold whoever needs a token for a moment only",
+    "common/clients/limits.py": "a silent identity service must hold whoever needs a limit for a moment only",
     "compute_api/console_service/sessions.py": "what a guest says needs a thread beside what its browser says",
     "compute_agent/consoles.py": "a listener and two threads a session carry bytes between sockets that block",
     "compute_agent/transfer/client.py": "waits before it connects again to a host that broke a connection off",

@@ -63,6 +63,8 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
             '[{"name": "gpu", "vendor_id": "10de", "product_id": "0x1db4"}]')]
     elif option.dest in ("cpu_shared_set", "cpu_dedicated_set", "pci_devices"):
         found += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
+    elif option.dest == "unified_limits_resource_list":
+        found += [(wrong, "must be like") for wrong in ("cores", "class:vcpu", "servers, class:")]
     elif option.dest == "compute_monitors":
         found.append(("cpu.guess", "cpu.virt_driver"))
     elif type(kind).__name__ == "Url":
