@@ -21,10 +21,6 @@ ANSWERS: dict[tuple[str, str], str] = {
         "202 without a body when the guest has not got the interface in the time that the API waits; Nova waits longer",
     ("GET /os-console-auth-tokens/{id}", "console/internal_access_path"):
         "the secret that opens the host's relay; the schema only knows a path that is a UUID, of one hypervisor",
-    ("GET /os-instance_usage_audit_log", "instance_usage_audit_logs/hosts_not_run/*"):
-        "names of hosts, as Nova's code gives them; the schema takes them for UUIDs",
-    ("GET /os-instance_usage_audit_log/{id}", "instance_usage_audit_log/hosts_not_run/*"):
-        "names of hosts, as Nova's code gives them; the schema takes them for UUIDs",
     ("GET /os-server-groups/{id}", "server_group/policies/*"):
         "a group with a policy of a later version is shown as it is, as Nova's code does",
     ("GET /os-server-groups", "server_groups/*/policies/*"):
