@@ -38,6 +38,12 @@ def spells_uuid(text: str) -> bool:
         return False
 
 
+def spellings(text: str) -> tuple[str, str]:
+    """Of what spells a UUID: with dashes, as we write it ourselves, and without."""
+    found = uuid.UUID(text)
+    return str(found), found.hex
+
+
 def number(text: str) -> int | None:
     """The number of a row that a path or a query names, in ASCII digits; None: no row has such a number."""
     return int(text) if _NUMBER.match(text) else None

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from common import ids
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -77,8 +78,9 @@ def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
 
 
 def _member(uuids: Names) -> sa.ColumnElement[bool]:
+    spelled = sorted({one for uuid in uuids for one in ids.spellings(uuid)})
     by_hand = sa.select(provider_aggregates.c.provider_id).where(
-        provider_aggregates.c.provider_id == providers.c.id, provider_aggregates.c.aggregate_uuid.in_(sorted(uuids)))
+        provider_aggregates.c.provider_id == providers.c.id, provider_aggregates.c.aggregate_uuid.in_(spelled))
     by_host = sa.select(aggregate_hosts.c.host).select_from(aggregate_hosts.join(
         aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)).where(
             aggregate_hosts.c.host == providers.c.host, aggregates.c.uuid.in_(sorted(uuids)))

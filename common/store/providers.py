@@ -209,14 +209,15 @@ def of_host(tx: Connection, host: str) -> int:
 
 # --- aggregates: those set by hand and those of the hosts, shown as one ---
 def aggregates_of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
-    """The aggregates of each of these providers, sorted; one statement."""
+    """The aggregates of each of these providers, sorted; one statement. Set by hand and its host's too, one is
+    there once."""
     wanted = sorted(set(provider_ids))
     by_hand = sa.select(provider_aggregates.c.provider_id, provider_aggregates.c.aggregate_uuid.label("uuid")).where(
         provider_aggregates.c.provider_id.in_(wanted))
-    found: dict[int, list[str]] = {number: [] for number in wanted}
+    found: dict[int, dict[str, str]] = {number: {} for number in wanted}
     for number, uuid in tx.execute(by_hand.union(_of_hosts(wanted)).order_by("uuid")):
-        found[number].append(uuid)
-    return found
+        found[number].setdefault(ids.spellings(uuid)[0], uuid)
+    return {number: [*uuids.values()] for number, uuids in found.items()}
 
 
 def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
@@ -226,10 +227,16 @@ def _of_hosts(provider_ids: Sequence[int]) -> sa.Select[Any]:
 
 
 def set_aggregates(tx: Connection, provider: Row[Any], uuids: Iterable[str]) -> list[str]:
-    """Let a locked provider be in these by hand; those of its host stay. Returns all, those last."""
+    """Let a locked provider be in these by hand; those of its host stay. Returns all, those last.
+
+    Each is kept in the spelling that it has, with dashes or without.
+    """
     hosts = {row.uuid for row in tx.execute(_of_hosts([provider.id]))}
     tx.execute(sa.delete(provider_aggregates).where(provider_aggregates.c.provider_id == provider.id))
-    added = [uuid for uuid in dict.fromkeys(uuids) if uuid not in hosts]
+    spelled: dict[str, str] = {}
+    for uuid in uuids:
+        spelled.setdefault(ids.spellings(uuid)[0], uuid)
+    added = [uuid for known, uuid in spelled.items() if known not in hosts]
     if added:
         tx.execute(sa.insert(provider_aggregates), [{"provider_id": provider.id, "aggregate_uuid": uuid}
                                                     for uuid in added])

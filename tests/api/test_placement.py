@@ -215,11 +215,11 @@ def test_disabled_is_for_the_compute_service_to_say(placement: Placement) -> Non
 
 
 def test_aggregates_by_hand_stand_beside_those_of_the_host(placement: Placement) -> None:
-    path, by_hand = placement.host(), ids.new()
-    rack = aggregate(placement.store, 1, "host1")
-    body = {"resource_provider_generation": placement.generation(path), "aggregates": [by_hand]}
+    path, known, rack = placement.host(), ids.new(), aggregate(placement.store, 1, "host1")
+    by_hand = known.replace("-", "")        # shown as it is spelled, found in any spelling
+    body = {"resource_provider_generation": placement.generation(path), "aggregates": [by_hand, known.upper()]}
     assert placement.put(f"{path}/aggregates", body)["aggregates"] == [by_hand, rack]
-    for group in (by_hand, rack):
+    for group in (by_hand, known, known.upper(), rack):
         assert placement.get(f"/resource_providers?member_of={group}")["resource_providers"] != []
     body = {"resource_provider_generation": placement.generation(path), "aggregates": []}
     assert placement.put(f"{path}/aggregates", body)["aggregates"] == [rack]

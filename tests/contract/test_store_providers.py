@@ -105,6 +105,24 @@ def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
     assert names(store, name="leaf") == ["leaf"]
 
 
+def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
+    by_hand, rack = ids.new(), ids.new()
+    bare = by_hand.replace("-", "")
+    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    with store.begin() as tx:
+        tx.execute(sa.insert(schema.aggregates).values(id=1, uuid=rack, name="rack", meta={}, created_at=now()))
+        tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
+        [row] = provider_search.find(tx, Wanted(name="host"))
+        put = providers.set_aggregates(tx, providers.lock(tx, row.uuid), [bare, by_hand, rack.replace("-", "")])
+    assert put == [bare, rack]
+    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: sorted([bare, rack])}
+    assert names(store, member_of=(frozenset((by_hand,)),)) == names(store, member_of=(frozenset((bare,)),)) == ["host"]
+    assert names(store, not_member_of=frozenset((by_hand,))) == []
+    with store.begin() as tx:
+        tx.execute(sa.update(schema.aggregates).values(uuid=by_hand))
+    assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: [by_hand]}, "the host's too, once"
+
+
 def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None:
     uuid = make(store, "one")
 
