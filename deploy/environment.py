@@ -26,6 +26,8 @@ INSTALLER = ROOT / "deploy/requirements-installer.txt"
 ORACLE, ORACLE_PIN = VENV / "placement-tests", ROOT / "deploy/requirements-placement-tests.txt"
 #: Tempest, a program of its own with packages of its own.
 TEMPEST, TEMPEST_LOCK = VENV / "tempest", ROOT / "deploy/requirements-tempest.txt"
+#: Clients with their own functional suites, and what these need beside them.
+CLIENTS, CLIENTS_LOCK = VENV / "clients", ROOT / "deploy/requirements-clients.txt"
 #: Nova itself, in an environment of its own: its schemas of requests and responses are what ours are compared with.
 NOVA, NOVA_LOCK = VENV / "nova", ROOT / "deploy/requirements-nova-tests.txt"
 NOVA_PYTHON, NOVA_SCHEMAS, NOVA_READER = NOVA / "bin/python", NOVA / "schemas.json", ROOT / "tests/nova/reader.py"
@@ -77,12 +79,16 @@ def make_tempest(log: Path) -> str:
     Raises:
         Failure: a package could not be downloaded.
     """
-    stamp = TEMPEST / f".made-{_digest(TEMPEST_LOCK)}"
-    if stamp.exists():
-        return "up to date"
-    _make_apart(TEMPEST, TEMPEST_LOCK, log)
-    stamp.touch()
-    return f"made from {TEMPEST_LOCK.name}"
+    return _make_once(TEMPEST, TEMPEST_LOCK, log)
+
+
+def make_clients(log: Path) -> str:
+    """An environment for the clients' suites; returns a note.
+
+    Raises:
+        Failure: a package could not be downloaded.
+    """
+    return _make_once(CLIENTS, CLIENTS_LOCK, log)
 
 
 def make_nova(log: Path) -> str:
@@ -136,6 +142,15 @@ def samples_are_there() -> bool:
     """Are they those that are pinned?"""
     stamp = SAMPLES / ".pin"
     return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
+
+
+def _make_once(folder: Path, lock: Path, log: Path) -> str:
+    stamp = folder / f".made-{_digest(lock)}"
+    if stamp.exists():
+        return "up to date"
+    _make_apart(folder, lock, log)
+    stamp.touch()
+    return f"made from {lock.name}"
 
 
 def _make_apart(folder: Path, lock: Path, log: Path) -> None:

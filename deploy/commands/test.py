@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``./deploy/test [all | ci | RING ...] [-- PYTEST ARGUMENTS]``: install what tests need, run them, clean up;
-``./deploy/test tempest [GROUP ...]``: the same with Tempest.
+``./deploy/test tempest [GROUP ...]``: the same with Tempest; ``./deploy/test clients [SUITE ...]``: with the clients'
+own functional suites.
 
 Without a word: the default set. ``all`` is every test; ``ci`` the default set and the slice that the commit draws,
 which is what ``.ci/run`` calls. What is in which set, and which tests share a process, is said in
@@ -73,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names, more = list(arguments[:at]), list(arguments[at + 1:])
-    if names[:1] == [plan.TEMPEST.name]:
+    if names[:1] in ([plan.TEMPEST.name], [plan.CLIENTS.name]):
         return names[:1], names[1:] + more
     sets = [name for name in names if name in LIMITS_MINUTES or name in SLICES]
     if set(names) - {*RINGS, *LIMITS_MINUTES, *SLICES} or sets and (len(names) > 1 or more):
@@ -115,6 +116,8 @@ def _install(rings: set[str], log: Path) -> None:
         ("Python environment", lambda: environment.make(environment.TEST, log))]
     if plan.TEMPEST.ring in rings:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
+    if plan.CLIENTS.ring in rings:
+        needs.append(("clients and their suites", lambda: environment.make_clients(log)))
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))

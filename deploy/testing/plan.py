@@ -72,9 +72,10 @@ JOBS = (
     Job("lint", "lint", module="deploy.lint"),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
+CLIENTS = Job("clients", "clients", module="tests.clients")
 #: Run only when they are named, and start servers of their own.
-ALONE = (Job("bench", "bench", module="tests.bench"), TEMPEST)
-RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "tempest")
+ALONE = (Job("bench", "bench", module="tests.bench"), TEMPEST, CLIENTS)
+RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "tempest", "clients")
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:

@@ -87,6 +87,8 @@ COMMANDS = "deploy/"       # commands wait for processes, in the foreground
 NOT_IMPORTED = {
     "nova": "its schemas are read in an environment of its own",
     "tempest": "judges the API in an environment of its own: a command",
+    "python-novaclient": "judges the API in an environment of its own: its functional suite",
+    "oslotest": "what openstacksdk's functional suite needs beside openstacksdk",
     "psycopg": "SQLAlchemy loads it by the URL's name",
     "PyMySQL": "SQLAlchemy loads it by the URL's name",
     "mysqlclient": "SQLAlchemy loads it by the URL's name",
