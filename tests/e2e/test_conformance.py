@@ -22,12 +22,31 @@ from common import states
 from compute_api import routes
 from compute_api.schemas import server_actions
 from deploy.packages import ROOT
+from deploy.seed import Seed
+from tests.e2e import conformance_runner
 from tests.e2e.live import Live
 
 DATA = ROOT.parent / "shared" / "conformance"
 ACTION = "/servers/{}/action"
 #: Operation -> another one, which the runner needs to exercise it.
 NEEDS = {"GET /os-aggregates": "POST /os-aggregates", "GET /os-aggregates/{id}": "POST /os-aggregates"}
+
+
+NOBODY = "0" * 32
+_VOLUMES = "there is no volume service yet"
+_LIVE = "a live migration in memory is over before it can be asked for; tests/api/test_migrations.py has them"
+_POWER = "no driver powers hosts: 501, as with libvirt; tests/api/test_os_hosts.py"
+#: Operation -> why the runner cannot exercise it here, or not every kind of it.
+SKIPPED = {
+    "GET /servers/{server_id}/os-volume_attachments/{id}": _VOLUMES,
+    **{f"{name} /servers/{{server_id}}/migrations/{{id}}{more}": _LIVE
+       for name, more in (("GET", ""), ("DELETE", ""), ("POST", "/action#force_complete"))},
+    "PUT /os-hosts/{id}": _POWER,
+    **{f"GET /os-hosts/{{id}}/{action}": _POWER for action in ("reboot", "shutdown", "startup")},
+    "DELETE /os-services/{id}": "it would take both hosts from a cloud that other tests use; tests/api/test_hosts.py",
+    "POST /servers/{id}/action#os-getSPICEConsole": "there are no such consoles: 400; tests/api/test_consoles.py",
+    "POST /servers/{server_id}/remote-consoles": "the same, of kinds spice-direct and mks",
+}
 
 
 def plain(path: str) -> str:
@@ -54,6 +73,21 @@ def operations() -> list[str]:
             and exists(one["op"]) and exists(NEEDS.get(one["op"], one["op"]))]
 
 
+def wire(seed: Seed) -> tuple[str, str]:
+    """A network for everybody whose router leads to an external one, and a free port of the user's there.
+
+    The external one is nobody's, so that servers that name no network get the first one.
+    """
+    admin = seed.admin.network
+    network = admin.create_network(name="conformance", is_shared=True)
+    subnet = admin.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
+    public = admin.create_network(name="conformance-public", is_router_external=True, project_id=NOBODY)
+    admin.create_subnet(network_id=public.id, ip_version=4, cidr="172.31.200.0/24", is_dhcp_enabled=False)
+    router = admin.create_router(name="conformance", external_gateway_info={"network_id": public.id})
+    admin.add_interface_to_router(router, subnet=subnet.id)
+    return network.id, seed.demo.network.create_port(network_id=network.id).id
+
+
 @pytest.fixture(scope="module")
 def wanted() -> list[str]:
     if not (DATA / "runner").is_dir():
@@ -64,17 +98,18 @@ def wanted() -> list[str]:
 def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_path: Path,
                                        capsys: pytest.CaptureFixture[str]) -> None:
     seed, report = keeping.seed, tmp_path / "conformance.json"
-    network = seed.admin.network.create_network(name="conformance", is_shared=True)
-    seed.admin.network.create_subnet(network_id=network.id, ip_version=4, cidr="10.0.0.0/16")
+    network, port = wire(seed)
     done = subprocess.run([
-        sys.executable, str(DATA / "runner"), "--url", keeping.cloud.api_url, "--report", str(report),
+        sys.executable, conformance_runner.__file__, str(DATA / "runner"), "--data", str(DATA),
+        "--data", str(conformance_runner.write_bodies(tmp_path / "bodies")),
+        "--url", keeping.cloud.api_url, "--report", str(report),
         "--token", seed.demo.session.get_token(), "--admin-token", seed.admin.session.get_token(),
         "--image", keeping.image("empty"), "--flavor", keeping.flavor("m1.nano"),
-        "--flavor2", keeping.flavor("m1.tiny"), "--network", network.id,
-        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate",
+        "--flavor2", keeping.flavor("m1.tiny"), "--network", network,
+        "--with", "multihost,image,deferred-delete,vnc,serial,network,network-proxy,evacuate,uptime",
         "--only", "^(" + "|".join(map(re.escape, wanted)) + ")$"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
-        env=keeping.environment)
+        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, stdin=subprocess.DEVNULL,
+        env={**keeping.environment, "CONFORMANCE_PORT": port})
     with capsys.disabled():
         print("\n" + "\n".join(done.stdout.splitlines()[-2:]))
     assert report.exists(), done.stdout[-5000:] + done.stderr[-5000:]
@@ -82,4 +117,7 @@ def test_operations_that_exist_conform(wanted: list[str], keeping: Live, tmp_pat
     assert done.returncode == 0, done.stdout[-20000:]
     assert sorted(found) == sorted(wanted)
     assert "left behind" not in done.stdout
+    skipped = {name for name, one in found.items()
+               if any(point["result"] == "skip" for point in one["microversions"].values())}
+    assert skipped == {*SKIPPED}
     keeping.judge()
