@@ -77,6 +77,8 @@ def options(cloud: Cloud, folder: Path, version: str) -> dict[str, dict[str, obj
             "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": cloud.hosts > 1,
             "block_migration_for_live_migration": True, "live_migrate_back_and_forth": cloud.hosts > 1,
             "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(FILTERS)},
+        # Tempest waits so long for an image's state, which a server in memory may have left before it looks.
+        "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
         "network": {"public_network_id": cloud.public_network, "floating_network_name": "public"},
         "network-feature-enabled": {"ipv6": False, "port_security": True, "api_extensions": "all"},
         "validation": {

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tempest import outcomes
 from tests.tempest.groups import GROUPS, USUAL, read_lists, sorted_into
+from tests.tempest.known import Known
 
 API = "tempest.api.compute."
 ONE, TWO = API + "servers.test_x.ServersNegativeTest.test_one", API + "servers.test_x.ServersNegativeTest.test_two"
@@ -45,6 +46,32 @@ def test_a_class_that_cannot_be_torn_down_has_failed() -> None:
     found = outcomes.read([ONE], [f"{{0}} {ONE} [0.010s] ... ok",
                                   f"{{0}} tearDownClass ({ONE.rsplit('.', 1)[0]}) [0.000000s] ... FAILED"])
     assert (found.passed, found.failed) == ([], [ONE])
+
+
+KNOWN = (Known(r"ServersNegativeTest\.test_(one|two)$", "'rxtx_factor'", "Tempest is older"),)
+
+
+def test_failure_that_is_foreseen_is_known_by_its_words() -> None:
+    found = outcomes.read([ONE, TWO], [f"{{0}} {ONE} [0.010s] ... FAILED", "", "    KeyError: 'rxtx_factor'",
+                                       f"{{1}} {TWO} [0.010s] ... FAILED", "    KeyError: 'id'"])
+    found.foresee(KNOWN)
+    assert (found.failed, found.known, found.not_run) == ([TWO], {ONE: "Tempest is older"}, [])
+    assert "1 failed, 0 skipped, 1 failed as foreseen" in found.line() and not found.is_well
+
+
+def test_failure_of_a_class_is_known_by_its_words() -> None:
+    found = outcomes.read([ONE, TWO], [f"{{0}} setUpClass ({ONE.rsplit('.', 1)[0]}) [0.0s] ... FAILED",
+                                       "    KeyError: 'rxtx_factor'"])
+    found.foresee(KNOWN)
+    assert [*found.known] == [ONE, TWO] and found.is_well
+
+
+def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
+    found = outcomes.read([ONE], [f"{{0}} {ONE} [0.010s] ... ok"])
+    found.foresee(KNOWN)
+    assert found.stale == [ONE] and not found.is_well
+    found.foresee(())
+    assert found.is_well
 
 
 @pytest.mark.parametrize(("name", "group"), [
