@@ -128,6 +128,18 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                         "down."),
         cfg.IntOpt("fencing_timeout", default=120, min=1, max=3600, help="Seconds that the fencing hook may take."),
     ),
+    "host_keys": (
+        cfg.StrOpt("command_secret", default="", secret=True,
+                   help="Makes the keys that prove commands and reports; any long random text, the same for all "
+                        "conductors, and on no other machine. When it changes, every host needs: kilonova host "
+                        "rotate."),
+        cfg.StrOpt("query_secret", default="", secret=True,
+                   help="Makes the keys that prove questions to hosts, as for a console; any long random text, the "
+                        "same for all API, console and conductor processes, and on no host."),
+        cfg.Opt("management_url", type=_url(("http://", "https://")), secret=True,
+                help="RabbitMQ's management, with an administrator's name and password, for kilonova host add, rotate "
+                     "and remove; default: they print what is to be done at the broker."),
+    ),
     "ha": (
         cfg.BoolOpt("evacuate", default=False,
                     help="Whether the servers of a host that went down are evacuated without anybody's word. Needs "
@@ -203,6 +215,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Else, what such a host has instead of the sum."),
     ),
     "agent": (
+        cfg.StrOpt("key_file", default="",
+                   help="This host's keys and its name at the broker, made by kilonova host add; default: host.key in "
+                        "state_dir."),
         cfg.StrOpt("driver", default="libvirt", choices=["libvirt", "memory"], help="What drives the guests."),
         cfg.StrOpt("libvirt_uri", default="qemu:///system", help="libvirt's address."),
         cfg.StrOpt("virt_type", default="auto", choices=["auto", "kvm", "qemu"],

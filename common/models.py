@@ -249,6 +249,7 @@ class Sync:
     why not; told until an answer comes. ``moved``: how far live migrations are, by key. ``ask`` is true for the
     periodic exchange, which is answered with what the host should be doing. ``number`` rises with each exchange of a
     session, so that what an older one tells of the host's state is not taken for news; 0: an agent that counts none.
+    ``cookie``: the last that a conductor gave, which shows that this is said now.
     """
 
     host: str
@@ -265,6 +266,7 @@ class Sync:
     cached: dict[str, str] = field(default_factory=dict)
     moved: dict[str, dict[str, int]] = field(default_factory=dict)
     number: int = 0
+    cookie: str = ""
 
     @property
     def tells_state(self) -> bool:
@@ -280,6 +282,15 @@ class Heartbeat:
     host: str
     session: int
     domains: str = ""
+    cookie: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """Does ``nothing`` wait for the host? Else it is to sync, with all its domains. ``cookie``: as in SyncAnswer."""
+
+    nothing: bool
+    cookie: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +298,15 @@ class SyncAnswer:
     """The conductor's half: the session in force (0: say hello again), the result keys it has heard (the command of
     one that it could not write down comes again), the commands and debts that the host does not seem to know of, and
     fences that it should know: all guests' at hello, else those of domains that it told of under an older one.
-    ``stop``, at hello: servers whose domain here must be off, because they are or may be elsewhere."""
+    ``stop``, at hello: servers whose domain here must be off, because they are or may be elsewhere. ``cookie``: what
+    the host says next is to bring it; good for a minute."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     guests: dict[str, int] | None = None
     stop: list[str] = field(default_factory=list)
+    cookie: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +20,12 @@ from oslo_config import cfg
 
 from common import errors, service
 from common.clock import Clock
+from common.host_keys import OwnKeys
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
-from common.rpc.transport import Transport
+from common.rpc.broker import opener
+from common.rpc.host_link import HostSide
 from compute_agent import assembly, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.fencing import Fencing, make_off
@@ -222,15 +225,15 @@ class Host:
         if beat is None:
             return False
         try:
-            nothing = self._conductor.heartbeat(beat, PATIENCE[0])
+            answer = self._conductor.heartbeat(beat, PATIENCE[0])
         except Exception:
             log.exception("a heartbeat failed; the host syncs in its place")
-            nothing = None
+            answer = None
         with self._lock:
-            self._agent.heard(nothing is True)
-        if nothing is None:
+            self._agent.heard(answer)
+        if answer is None:
             self._beats_from = time.monotonic() + WITHOUT
-        return nothing is True
+        return answer is not None and answer.nothing
 
     def _look(self) -> None:
         """See what there is, as before a full report."""
@@ -329,12 +332,21 @@ class Images:
             raise errors.Unavailable(_OLD_TOKEN) from problem
 
 
+def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
+    """The keys of this host; without them nobody would hear it, so it does not start."""
+    try:
+        return OwnKeys.read(Path(conf.agent.key_file or f"{conf.state_dir}/host.key"), conf.host)
+    except ValueError as problem:
+        sys.exit(f"kilonova-agent: {problem}")
+
+
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open journal, driver and broker, start the threads; returns what closes them."""
     alone = service.only_one(conf.state_dir, "agent")
     driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
-    transport = Transport(conf)
+    keys = _keys(conf)
+    link = HostSide(opener(conf, keys.transport_url or None), keys, conf.host)
     agent = Agent(conf.host, journal, Clock(), driver.boot_id(),
                   assembly.builds_at_a_time(conf.agent.workers, conf.agent.max_concurrent_builds),
                   assembly.copies_at_a_time(conf.agent.workers), conf.migration.max_concurrent_live_migrations,
@@ -344,10 +356,10 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
               "DISK_GB": conf.agent.disk_allocation_ratio}
     monitor = machine.Monitor() if conf.agent.compute_monitors else None
-    host = Host(agent, journal, driver, conductor_rpc.Client(transport), Images(), consoles, ratios, monitor, peer,
+    host = Host(agent, journal, driver, conductor_rpc.Client(link), Images(), consoles, ratios, monitor, peer,
                 {"transfer": transfer.start()})
     host.guard()
-    agent_rpc.serve(transport, conf.host, host)
+    agent_rpc.serve(link, host)
     host.start(conf.agent.workers)
     talking = consoles.start()
 
@@ -356,7 +368,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         consoles.close()
         transfer.close()
         talking.join(timeout=5)
-        transport.close()
+        link.close()
         driver.close()
         journal.close()
         alone.close()

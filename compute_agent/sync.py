@@ -14,7 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.clock import Clock
-from common.models import HANGS, Command, DomainState, Heartbeat, HostInventory, Result, Sync, SyncAnswer
+from common.models import (
+    HANGS,
+    Command,
+    DomainState,
+    Heartbeat,
+    HeartbeatAnswer,
+    HostInventory,
+    Result,
+    Sync,
+    SyncAnswer,
+)
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, called_off
 
@@ -79,7 +89,7 @@ class Agent:
         self._fencings, self._is_fencing = journal.fencings(boot_id)
         self._looked_at: float | None = None
         self._domains = ""
-        self._number = 0
+        self._number, self._cookie = 0, ""
 
     # --- commands ---
     def accept(self, commands: Iterable[Command]) -> None:
@@ -257,11 +267,14 @@ class Agent:
         if not idle:
             return None
         self._asked_at = self._clock.monotonic()
-        return Heartbeat(self.host, self.session, self._domains)
+        return Heartbeat(self.host, self.session, self._domains, self._cookie)
 
-    def heard(self, nothing: bool) -> None:
-        """The answer to the heartbeat: ``nothing`` waits for this host, or it is to tell all its domains."""
-        if nothing:
+    def heard(self, answer: HeartbeatAnswer | None) -> None:
+        """The answer to the heartbeat: nothing waits for this host, or it is to tell all its domains; as without
+        one."""
+        if answer is not None:
+            self._cookie = answer.cookie
+        if answer is not None and answer.nothing:
             self._acknowledged_at = self._asked_at
         else:
             self._looked_at = None
@@ -296,7 +309,7 @@ class Agent:
                      if work.running or work.does("moves")}
                     if ask else {}, dict(self._cached),
                     {key: work.measured for key, work in self._work.items() if work.measured} if ask else {},
-                    self._number)
+                    self._number, self._cookie)
 
     def _told_boot(self) -> str:
         """The boot that is told: another one each time this host has fenced itself."""
@@ -313,6 +326,7 @@ class Agent:
 
     def answered(self, request: Sync, answer: SyncAnswer) -> None:
         """Take the conductor's answer to this request."""
+        self._cookie = answer.cookie
         if answer.session == 0 or request.boot_id != self._told_boot():
             self.session = 0
             return

@@ -31,7 +31,10 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from common.clients.image import Client
     from common.notifications.options import Telling
     from common.rpc import agent, conductor
+    from common.rpc.broker import opener
+    from common.rpc.host_link import ControlSide
     from common.rpc.transport import Transport
+    from common.store import host_keys
     from common.store.engine import Store
     from common.store.version import guarded
     from common.vault import Vault
@@ -39,15 +42,15 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from compute_api.dependencies import Services
     conf = conf or service.start("api")
     store = guarded(Store.opened(conf.database, pool=conf.api.threads, telling=Telling.of(conf)))
-    transport = Transport(conf)
-    _opened.extend((transport, store))
+    transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
+    _opened.extend((transport, link, store))
     identity = Identity(conf)
     images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     keystone = limits.configured(conf)
     if keystone is not None:
         _opened.append(keystone)
-    services = Services(store, conductor.Bell(transport), agent.Client(transport), images, settings(conf), vault,
+    services = Services(store, conductor.Bell(transport), agent.Client(link), images, settings(conf), vault,
                         network_records.Records(identity.network_url, conf.network.timeout), keystone)
     return tokens.authenticated(app.create(services, policy or configured(conf, "api")), conf)
 

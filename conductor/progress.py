@@ -26,11 +26,14 @@ _TASKS: dict[str, dict[str, str]] = {
 _PERCENT = re.compile(r"(\d{1,3})\s*%")
 
 
-def write(tx: Connection, phases: Mapping[str, str]) -> None:
-    """Phases by command key; keys of commands that nobody waits for any more are ignored."""
-    keys = {key.split("/")[0]: phase for key, phase in phases.items()}
-    for row in actions.waiting(tx, keys):
-        phase = keys[row.id]
+def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
+    """Phases by host and command key; those of commands that are not, or no more, waited for on that host are
+    ignored."""
+    told = {(host, key.split("/")[0]): phase for (host, key), phase in phases.items() if not key.startswith("debt/")}
+    for row in actions.waiting(tx, {action for _, action in told}) if told else ():
+        phase = told.get((row.host, row.id))
+        if phase is None:
+            continue
         hangs = f"Host {row.host} {phase}" if phase.startswith(HANGS) else None
         if hangs or HANGS in (row.cause or ""):
             actions.say_cause(tx, row, hangs)

@@ -12,7 +12,7 @@ from typing import Any
 from common.models import Sync
 
 #: Fields that say who reports and what is in hand there; each other field tells something.
-HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number"))
+HEAD = frozenset(("host", "session", "boot_id", "ask", "working", "number", "cookie"))
 _NOTHING: dict[str, Any] = {field.name: getattr(Sync("", 0), field.name) for field in fields(Sync)
                             if field.name not in HEAD}
 #: Fields that are one thing, although they are dictionaries.

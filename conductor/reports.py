@@ -138,7 +138,8 @@ def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
     engine.odd_hosts[told.host] = engine.clock.monotonic() + ODD
     named = [result.key.split("/")[0] for result in told.results if isinstance(result.key, str)]
     for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
-        retries.count(engine, row, problem)
+        if row.host == told.host:
+            retries.count(engine, row, problem)
 
 
 def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
@@ -214,16 +215,15 @@ def _describe(tx: Connection, sync: Sync) -> None:
 def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool = True) -> runner.Written:
     """Write results, paid debts and news of domains. ``goes_on``: actions that waited for a debt look again now."""
     results = [(sync.host, result) for sync in syncs for result in sync.results]
-    mine = {result.key: result for _, result in results if not result.key.startswith("debt/")}
+    mine = {result.key: (host, result) for host, result in results if not result.key.startswith("debt/")}
     paid = [(result.server, host, result.fence) for host, result in results
             if result.key.startswith("debt/") and result.status == "done"]
-    news, ahead = _differing(tx, engine, syncs)
-    ahead = _refused(results, ahead)
-    phases = {key: phase for sync in syncs for key, phase in sync.phases.items() if not key.startswith("debt/")}
+    news, differing = _differing(tx, engine, syncs)
+    ahead = fences.believed(tx, _refused(results, differing))
     touched = {result.server for _, result in results} | {server for _, server in news} | ahead.keys()
-    if phases:
+    if phases := {(sync.host, key): phase for sync in syncs for key, phase in sync.phases.items()}:
         progress.write(tx, phases)
-    measured = {key.split("/")[0]: numbers for sync in syncs for key, numbers in sync.moved.items()}
+    measured = {(sync.host, key.split("/")[0]): numbers for sync in syncs for key, numbers in sync.moved.items()}
     if measured:
         migrations.measured(tx, measured)
     if not touched:
@@ -231,7 +231,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
     servers = actions.lock_servers(tx, touched)
     named = {key: key.split("/")[0] for key in mine}
     heads = actions.lock(tx, {*named.values(), *(row.action for row in servers.values() if row.action and paid)})
-    runs = [finish_step(tx, engine, servers, heads[named[key]], result) for key, result in mine.items()
+    runs = [finish_step(tx, engine, servers, heads[named[key]], result, host) for key, (host, result) in mine.items()
             if named[key] in heads]
     if paid:
         struck = guests.pay(tx, paid)
@@ -247,12 +247,15 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
     return written
 
 
-def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result
-                 ) -> Run | None:
-    """Take a result in, if it is the one that its action waits for."""
+def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result,
+                host: str) -> Run | None:
+    """Take a result in, if it is the one that its action waits for, of the host that it waits for."""
     server = servers.get(head.server_id)
     waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
     if server is None or head.state != "waiting" or result.key != waits_for or not runner.is_held(server, head):
+        return None
+    if host != head.host:
+        log.warning("host %s is not believed what became of %s: host %s was asked", host, result.key, head.host)
         return None
     if result.status == "refused":
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
@@ -287,35 +290,33 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
     return runs
 
 
-def _refused(results: Sequence[tuple[str, Result]], ahead: dict[str, int]) -> dict[str, int]:
+def _refused(results: Sequence[tuple[str, Result]], ahead: Known) -> Known:
     """``ahead``, and the fences for which hosts have refused commands and debts: mostly the command was late."""
     found = dict(ahead)
-    for _, result in results:
+    for host, result in results:
         if result.status == "refused" and "known" in result.data:
-            found[result.server] = max(found.get(result.server, 0), int(result.data["known"]))
+            found[result.server, host] = max(found.get((result.server, host), 0), int(result.data["known"]))
     return found
 
 
+Known = dict[tuple[str, str], int]      #: server and host -> the highest fence that the host knows of the server
 News = dict[tuple[str, str], DomainState]
 
 
-def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, dict[str, int]]:
-    """Domains whose state is not what the server's row says; and servers of which a host knows a higher fence. Compared
-    without locks."""
-    told: News = {}
-    for sync in syncs:
-        for domain in [*(sync.domains or ()), *sync.changed]:
-            told[sync.host, domain.server] = domain
+def _differing(tx: Connection, engine: Engine, syncs: Sequence[Sync]) -> tuple[News, Known]:
+    """Domains whose state is not what the server's row says; and higher fences of servers that a host knows, by server
+    and host. Compared without locks."""
+    told = {(sync.host, domain.server): domain for sync in syncs for domain in [*(sync.domains or ()), *sync.changed]}
     if not told:
         return {}, {}
     servers = actions.servers_of(tx, (server for _, server in told))
     known = [(servers[key[1]], key[0], domain) for key, domain in told.items() if key[1] in servers]
-    ahead: dict[str, int] = {}
+    ahead: Known = {}
     for server, host, domain in known:
         if server.action is not None and domain.power_state != server.power_state:
             engine.heartbeats.compare_soon(host)
         if domain.fence > server.fence:
-            ahead[server.id] = max(ahead.get(server.id, 0), domain.fence)
+            ahead[server.id, host] = domain.fence
     return {(host, server.id): domain for server, host, domain in known if _is_news(server, host, domain)}, ahead
 
 

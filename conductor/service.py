@@ -23,20 +23,33 @@ from common import errors, service
 from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
-from common.models import Access, Command, Heartbeat, ImageRef, RequestSpec, Selection, Sync, SyncAnswer
+from common.models import (
+    Access,
+    Command,
+    Heartbeat,
+    HeartbeatAnswer,
+    ImageRef,
+    RequestSpec,
+    Selection,
+    Sync,
+    SyncAnswer,
+)
 from common.notifications.options import Telling
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
+from common.rpc.broker import opener
+from common.rpc.host_link import ControlSide
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
-from common.store import actions, services
+from common.store import actions, host_keys, hosts, services
 from common.store.allocations import Patience
 from common.store.engine import Connection, Store
 from common.store.version import await_fitting, guarded
 from common.vault import Vault
 from conductor import cleanups, fencing, ha, lanes, reports, runner
 from conductor.calls import one_by_one
+from conductor.freshness import Freshness
 from conductor.image_service import ImageService
 from conductor.network_service import NetworkService
 from conductor.saga import Engine, Run
@@ -50,14 +63,16 @@ CLEANUP = 5.0
 SYNC_PATIENCE = 20.0
 LOOPBACK_LIMIT = 5.0
 ALL_AT_ONCE = 256
+NO_SECRET = ("kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
+             "random text, the same for all conductors and on no other machine")
 STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
     """The real post: RPC clients, and a token for hosts that will fetch images."""
 
-    def __init__(self, transport: Transport, identity: Identity) -> None:
-        self._agents = agent_rpc.Client(transport)
+    def __init__(self, transport: Transport, link: ControlSide, identity: Identity) -> None:
+        self._agents = agent_rpc.Client(link)
         self._scheduler = scheduler_rpc.Client(transport)
         self._identity = identity
 
@@ -113,8 +128,8 @@ class Spread:
 class Conductor:
     """What the process serves (``common.rpc.conductor.Conductor``) and the loops of its threads."""
 
-    def __init__(self, engine: Engine, post: Messages, teller: Teller | None = None) -> None:
-        self.engine, self._post, self._teller = engine, post, teller
+    def __init__(self, engine: Engine, post: Messages, freshness: Freshness, teller: Teller | None = None) -> None:
+        self.engine, self._post, self._freshness, self._teller = engine, post, freshness, teller
         self._outside = {lane: threading.Event() for lane in lanes.LANES}
         self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -139,6 +154,17 @@ class Conductor:
         self._rung.set()
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
+        if not self._freshness.is_fresh(request.host, request.session or self._session(request.host), request.cookie):
+            return SyncAnswer(0, cookie=self._freshness.cookie(request.host, self._session(request.host))), None
+        given, access = self._sync(request)
+        session = given.session or self._session(request.host)
+        return replace(given, cookie=self._freshness.cookie(request.host, session)), access
+
+    def _session(self, host: str) -> int:
+        """The session in force of a host that says hello, or is to."""
+        return self.engine.store.read(lambda tx: hosts.sessions(tx, [host])).get(host, 0)
+
+    def _sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         answer: Future[SyncAnswer] = Future()
         with self._lock:
             if self._stop.is_set():
@@ -152,11 +178,12 @@ class Conductor:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return replace(given, commands=[]), None
 
-    def heartbeat(self, beat: Heartbeat) -> bool:
-        nothing = self.engine.heartbeats.answer(beat)
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
+        is_fresh = self._freshness.is_fresh(beat.host, beat.session, beat.cookie)
+        nothing = is_fresh and self.engine.heartbeats.answer(beat)
         if nothing:
             self._hear(beat.host)
-        return nothing
+        return HeartbeatAnswer(nothing, self._freshness.cookie(beat.host, beat.session))
 
     def _hear(self, host: str) -> None:
         with self._lock:
@@ -275,13 +302,15 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
     if refused := ha.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         sys.exit(f"kilonova-conductor: {refused}")
+    if not conf.host_keys.command_secret:
+        sys.exit(NO_SECRET)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
     telling = Telling.of(conf)
     store = guarded(Store.opened(conf.database, telling=telling))
     await_fitting(store)
-    transport = Transport(conf)
+    transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
     identity = Identity(conf)
-    post, spread = Messages(transport, identity), Spread(conf.network.calls)
+    post, spread = Messages(transport, link, identity), Spread(conf.network.calls)
     engine = Engine(
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
@@ -302,10 +331,11 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         actions.free_leases_of(tx, owner)
         services.enrol(tx, conf.host, services.CONDUCTOR)
     store.write(settle_in)
-    conductor = Conductor(engine, post, Teller(
+    conductor = Conductor(engine, post, Freshness(conf.host_keys.command_secret), Teller(
         store, engine.clock, Notifier(conf), owner, conf.notifications.notification_format,
         conf.notifications.outbox_limit) if telling else None)
     conductor_rpc.serve(transport, owner, conductor)
+    conductor_rpc.listen(link, conductor)
     threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
 
     def close() -> None:
@@ -313,6 +343,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         for thread in threads:
             thread.join(timeout=5)
         spread.close()
+        link.close()
         transport.close()
         store.close()
         identity_file.close()

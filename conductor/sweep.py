@@ -161,7 +161,7 @@ def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: b
 def _take_in(tx: Connection, engine: Engine, result: Result) -> runner.Written:
     servers = actions.lock_servers(tx, [result.server])
     heads = actions.lock(tx, [result.key.split("/")[0]])
-    runs = [reports.finish_step(tx, engine, servers, head, result) for head in heads.values()]
+    runs = [reports.finish_step(tx, engine, servers, head, result, head.host) for head in heads.values()]
     return runner.flush(tx, [run for run in runs if run is not None])
 
 

@@ -7,12 +7,17 @@ its configuration there, never on a command line.
 """
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import broker_identities as identities
 from deploy.progress import Failure
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
@@ -28,11 +33,19 @@ class Broker:
     port: int
     password: str
     address: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
         """For oslo.messaging."""
         return f"rabbit://kilonova:{self.password}@{self.address}:{self.port}/"
+
+    def host_url(self, host: str) -> str:
+        """The same in the name of a host, which may little there."""
+        return f"rabbit://{identities.user_of(host)}:{self._password_of(host)}@{self.address}:{self.port}/"
+
+    def _password_of(self, host: str) -> str:
+        return hmac.new(self.password.encode(), host.encode(), hashlib.sha256).hexdigest()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -50,8 +63,8 @@ class Broker:
             "ERL_EPMD_PORT": str(self.port + 2), "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_MAX_PORTS": "4096",
         }
 
-    def prepare(self) -> None:
-        """Make the folder and the configuration.
+    def prepare(self) -> bool:
+        """Make the folder and the configuration; returns whether a node that runs must learn its users anew.
 
         Raises:
             Failure: RabbitMQ is not installed.
@@ -64,11 +77,23 @@ class Broker:
             f"listeners.tcp.1 = {self.address}:{self.port}", "default_user = kilonova",
             f"default_pass = {self.password}", "default_vhost = /", "loopback_users.none = false",
             "log.console.level = warning", "vm_memory_high_watermark.absolute = 512MB",
-            "disk_free_limit.absolute = 64MB", "")))
+            "disk_free_limit.absolute = 64MB", *([f"load_definitions = {self._users}"] if self.hosts else []), "")))
+        before = self._users.read_text() if self._users.exists() else ""
+        if self.hosts:
+            self._write(self._users.name, definitions(self))
         self._write("enabled_plugins", "[].\n")
         if os.geteuid() == 0:
             for path in (self.folder, *self.folder.rglob("*")):
                 shutil.chown(path, USER, USER)
+        return bool(self.hosts) and before != self._users.read_text()
+
+    @property
+    def _users(self) -> Path:
+        return self.folder / "definitions.json"
+
+    def learn_users(self) -> None:
+        """Tell the node that runs of users that are new."""
+        self.control("import_definitions", str(self._users))
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -103,3 +128,22 @@ class Broker:
             raise Failure(f"rabbitmqctl {arguments[0]}: {(done.stderr or done.stdout).strip()[-500:]}",
                           f"Look into the log of the broker below {self.folder}.")
         return done.stdout
+
+
+def definitions(broker: Broker) -> str:
+    """The users of a node, and what they may, as RabbitMQ reads them when it starts: our own processes everything, each
+    host what a host may."""
+    own = identities.Identity("kilonova", broker.password, ".*", ".*", ".*")
+    hosts = [identities.of_host(host, broker._password_of(host)) for host in broker.hosts]
+    return json.dumps({
+        "vhosts": [{"name": "/"}],
+        "users": [{"name": one.user, "password_hash": _hashed(one), "tags": [],
+                   "hashing_algorithm": "rabbit_password_hashing_sha256"} for one in (own, *hosts)],
+        "permissions": [one.permissions() for one in (own, *hosts)],
+        "topic_permissions": [one.topic_permissions() for one in hosts]}, indent=1) + "\n"
+
+
+def _hashed(identity: identities.Identity) -> str:
+    """RabbitMQ's salted hash of a password; the salt follows from both, so that the file stays as it is."""
+    salt = hashlib.sha256(f"{identity.user} {identity.password}".encode()).digest()[:4]
+    return base64.b64encode(salt + hashlib.sha256(salt + identity.password.encode()).digest()).decode()

@@ -33,7 +33,7 @@ from deploy.servers import answers
 from deploy.underlay import NAMESPACES, Underlay
 
 HOME = Path("/var/lib/kilonova-up")
-PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata")
+PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata", "commands", "queries")
 MOST_HOSTS = 9
 
 
@@ -175,11 +175,15 @@ class Cloud:
     @property
     def broker(self) -> Broker:
         """The own node; its password is made by ``prepare``."""
-        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address)
+        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address, self.hosts)
+
+    def host_broker_url(self, host: str) -> str:
+        """The broker in a host's own name; empty where the broker is not ours, and all share what was given."""
+        return self.broker.host_url(host) if self.broker_url is None else ""
 
     def config(self, host: str | None = None) -> Path:
-        """The configuration file of the processes, or of another host's agent."""
-        return self.home / "etc" / ("kilonova.conf" if host in (None, self.hosts[0]) else f"{host}.conf")
+        """The configuration file of the control plane, or of a host's agent."""
+        return self.home / "etc" / ("kilonova.conf" if host is None else f"host-{host}.conf")
 
     def log(self, name: str) -> Path:
         return self.home / "log" / f"{name}.log"
@@ -224,10 +228,11 @@ class Cloud:
             self.libvirt_folder(number).mkdir(exist_ok=True)
             if self.shared:
                 self._share(self.state_folder(number) / "instances")
-            write_secret(self.config(host), configuration.text(self, host, number))
+            write_secret(self.config(host), configuration.of_host(self, host, number))
+        write_secret(self.config(), configuration.of_control_plane(self))
         write_secret(self.clouds_yaml, configuration.clouds(self))
-        if self.broker_url is None:
-            self.broker.prepare()
+        if self.broker_url is None and self.broker.prepare() and self.supervisor() is not None:
+            self.broker.learn_users()
 
     def _share(self, instances: Path) -> None:
         (self.home / "instances").mkdir(mode=0o711, exist_ok=True)

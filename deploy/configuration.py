@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
 
 
-def text(cloud: Cloud, host: str, number: int) -> str:
-    """The file of the cloud's first, second … host; the first one's is also that of the processes that are no
-    host's."""
-    sections: dict[str, dict[str, object]] = {
-        "DEFAULT": {"host": host, "state_dir": cloud.state_folder(number),
+def of_control_plane(cloud: Cloud) -> str:
+    """The file of all processes but the agents. What it has no host may know."""
+    return _text({
+        "DEFAULT": {"host": cloud.hosts[0], "state_dir": cloud.state_folder(1),
                     "transport_url": cloud.broker_url or cloud.broker.url, "secret_key": cloud.password("sealing"),
                     "shelved_offload_time": cloud.shelved_offload_time,
                     "reclaim_instance_interval": cloud.reclaim_instance_interval},
@@ -31,15 +30,28 @@ def text(cloud: Cloud, host: str, number: int) -> str:
         "api": {"host": cloud.address, "port": cloud.ports.api},
         "conductor": {"fencing_hook": cloud.fencing_hook,
                       "allow_resize_to_same_host": len(cloud.hosts) == 1},      # where else could it be resized
-        "agent": {"driver": cloud.driver, "libvirt_uri": uri(cloud.libvirt_folder(number)),
-                  "console_host": cloud.host_address(number)},
-        "migration": _migration(cloud, number),
+        "host_keys": {"command_secret": cloud.password("commands"), "query_secret": cloud.password("queries")},
         "identity": {"auth_url": cloud.identity_url, "password": cloud.password("kilonova")},
         "metadata": {"host": cloud.address, "port": cloud.ports.metadata,
                      "proxy_shared_secret": cloud.password("metadata")},
         "console": {"host": cloud.address, "port": cloud.ports.console, "public_url": cloud.console_url},
         "placement": {"host": cloud.address, "port": cloud.ports.placement},
-    }
+    })
+
+
+def of_host(cloud: Cloud, host: str, number: int) -> str:
+    """The file of the agent of the cloud's first, second … host; its way to the broker is in its key file, unless all
+    share one."""
+    return _text({
+        "DEFAULT": {"host": host, "state_dir": cloud.state_folder(number),
+                    **({"transport_url": cloud.broker_url} if cloud.broker_url else {})},
+        "agent": {"driver": cloud.driver, "libvirt_uri": uri(cloud.libvirt_folder(number)),
+                  "console_host": cloud.host_address(number)},
+        "migration": _migration(cloud, number),
+    })
+
+
+def _text(sections: dict[str, dict[str, object]]) -> str:
     return HEAD + "\n".join(f"[{name}]\n" + "".join(f"{key} = {_literal(value)}\n" for key, value in options.items())
                             for name, options in sections.items())
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between processes: for each process, the interface it serves and the client that others use.
+"""Messages between processes: who answers what (agent, conductor, scheduler), and how they travel.
 
-Messages wake; rows remember. Every cast may be lost, doubled or late, and nothing here retries.
+The threading backend of oslo.service must be chosen before oslo.messaging is imported, or eventlet comes along.
 """
+import sys
+
+sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # futurist imports it wherever it finds it
+from oslo_service import backend  # noqa: E402
+
+backend.init_backend(backend.BackendType.THREADING)

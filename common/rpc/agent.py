@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents answer: commands (``do``, cast), images to fetch ahead (``cache_images``, cast), and questions that the
-API asks at once (``query``)."""
+API asks at once (``query``). Only conductors have the keys for the first two."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from common import errors
+from common.host_keys import Purpose
 from common.models import Access, Command, ImageRef
-from common.rpc.transport import Transport
+from common.rpc.host_link import ControlSide, HostSide
 from common.wire import from_wire, to_wire
-
-TOPIC = "kilonova-agent"
 
 
 class Agent(Protocol):
@@ -27,7 +27,7 @@ class Agent(Protocol):
         """Answer a question about a guest, or the host, at once."""
 
 
-def serve(transport: Transport, host: str, agent: Agent) -> None:
+def serve(link: HostSide, agent: Agent) -> None:
     """Answer conductors and the API."""
     def do(commands: list[dict[str, Any]], access: dict[str, Any] | None) -> None:
         agent.do([from_wire(Command, command) for command in commands],
@@ -38,27 +38,32 @@ def serve(transport: Transport, host: str, agent: Agent) -> None:
 
     def query(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return agent.query(verb, arguments)
-    transport.serve(TOPIC, host, {"do": do, "cache_images": cache_images, "query": query})
+    link.serve({"do": (Purpose.COMMAND, do), "cache_images": (Purpose.COMMAND, cache_images),
+                "query": (Purpose.QUERY, query)})
 
 
 class Client:
     """For conductors (``do``, ``cache_images``) and the API (``query``)."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, link: ControlSide) -> None:
+        self._link = link
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
         """Cast commands to a host; False when they were lost: the next sync sends them again."""
-        return self._transport.cast(TOPIC, "do", server=host, commands=to_wire(list(commands)),
-                                    access=to_wire(access))
+        return self._cast(host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)})
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
         """Cast images to fetch ahead; False when they were lost: the conductor's sweep repeats them."""
-        return self._transport.cast(TOPIC, "cache_images", server=host, images=to_wire(list(images)),
-                                    access=to_wire(access))
+        return self._cast(host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)})
+
+    def _cast(self, host: str, method: str, content: dict[str, Any]) -> bool:
+        try:
+            return self._link.cast(host, method, Purpose.COMMAND, content)
+        except errors.Unavailable:          # a host without a key is as good as away
+            return False
 
     def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
         """Ask a host; raises NoAnswer, or the Problem that it answers with."""
-        answer: dict[str, Any] = self._transport.call(TOPIC, "query", server=host, timeout=timeout, verb=verb,
-                                                      arguments=arguments)
+        answer: dict[str, Any] = self._link.call(host, "query", Purpose.QUERY,
+                                                 {"verb": verb, "arguments": arguments}, timeout)
         return answer

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from common.models import Access, Heartbeat, Sync, SyncAnswer
+from common import errors
+from common.broker_identities import HEARTBEATS, REPORTS
+from common.host_keys import NotGenuine
+from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
+from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
 
 log = logging.getLogger(__name__)
 TOPIC = "kilonova-conductor"
-HEARTBEATS = "kilonova-heartbeats"
+Said = TypeVar("Said", Sync, Heartbeat)
 
 
 class Conductor(Protocol):
@@ -32,34 +36,52 @@ class Conductor(Protocol):
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         """Take in what an agent says; answer what it should know, and what opens the image service."""
 
-    def heartbeat(self, beat: Heartbeat) -> bool:
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         """Does nothing wait for this idle host? Else it is to sync, with all its domains."""
 
 
 def serve(transport: Transport, name: str, conductor: Conductor) -> None:
-    """Answer agents and rings."""
-    def sync(request: dict[str, object]) -> dict[str, object]:
-        answer, access = conductor.sync(from_wire(Sync, request))
+    """Answer rings."""
+    transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back})
+
+
+def listen(link: ControlSide, conductor: Conductor) -> None:
+    """Answer agents. What a host says concerns that host: a message in which it calls itself by another name than its
+    key has is refused."""
+    def sync(host: str, request: dict[str, object]) -> dict[str, object]:
+        answer, access = conductor.sync(_of(host, from_wire(Sync, request)))
         return {"answer": to_wire(answer), "access": to_wire(access)}
-    transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back, "sync": sync})
-    transport.answer(HEARTBEATS, lambda beat: conductor.heartbeat(from_wire(Heartbeat, beat)))
+
+    def heartbeat(host: str, beat: dict[str, object]) -> object:
+        return to_wire(conductor.heartbeat(_of(host, from_wire(Heartbeat, beat))))
+    link.serve({"sync": sync}, {"heartbeat": heartbeat})
+
+
+def _of(host: str, said: Said) -> Said:
+    if said.host != host:
+        raise NotGenuine(f"it speaks of host {said.host}")
+    return said
 
 
 class Client:
     """For agents."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, link: HostSide) -> None:
+        self._link = link
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         """Exchange once. Raises NoAnswer."""
-        reply = self._transport.call(TOPIC, "sync", timeout=timeout, request=to_wire(request))
+        reply = self._link.ask(REPORTS, "sync", {"request": to_wire(request)}, timeout)
         access = reply["access"]
         return from_wire(SyncAnswer, reply["answer"]), from_wire(Access, access) if access else None
 
-    def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
-        """Does nothing wait for this host? None: no answer came. Called by one thread."""
-        return self._transport.ask(HEARTBEATS, to_wire(beat), timeout)
+    def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
+        """Does nothing wait for this host? None: no answer came."""
+        try:
+            return from_wire(HeartbeatAnswer, self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout))
+        except errors.Problem as problem:
+            log.info("a heartbeat has no answer: %s", problem)
+            return None
 
 
 class Bell:

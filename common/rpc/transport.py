@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oslo.messaging over RabbitMQ, with threads; the only module that knows it.
+"""oslo.messaging over RabbitMQ, with threads: between processes of the control plane (hosts: ``common.rpc.host_link``).
 
-The threading backend must be chosen before oslo.messaging is imported, or eventlet comes along; ``connect``
-refuses a process in which anything was monkey-patched. A cast gives up after one try: the sweep and the
+``Transport`` refuses a process in which anything was monkey-patched. A cast gives up after one try: the sweep and the
 sync exchange make up for it. A call ends within its time, also when the broker was never there; only one that finds
 its channel dead, while the broker does not answer, takes about ten seconds more.
 """
@@ -10,28 +9,20 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
-sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # futurist imports it wherever it finds it
-from oslo_service import backend  # noqa: E402
+import oslo_messaging
+from kombu import exceptions as kombu_exceptions
+from oslo_config import cfg
 
-backend.init_backend(backend.BackendType.THREADING)
-import oslo_messaging  # noqa: E402  # after the backend is chosen, see the docstring
-from kombu import exceptions as kombu_exceptions  # noqa: E402
-from kombu.connection import Connection  # noqa: E402
-from oslo_config import cfg  # noqa: E402
-
-from common import errors  # noqa: E402
-from common.rpc import direct  # noqa: E402
+from common import errors
+from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
 CONTROL_EXCHANGE = "kilonova"
-CONNECT = 2.0                #: seconds for a connection of our own
 MEND = 5.0                   #: seconds between two tries to make a dead channel anew, which may take some seconds more
 _LOST = (oslo_messaging.MessagingException, oslo_messaging.MessageUndeliverable, kombu_exceptions.KombuError,
          kombu_exceptions.ConnectionError, kombu_exceptions.ChannelError, OSError)
@@ -48,10 +39,7 @@ class Transport:
         _tune(conf)
         self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
-        self._conf, self._url = conf, url
         self._servers: list[Any] = []
-        self._direct: list[direct.Server] = []
-        self._asking: direct.Client | None = None
         self._lock, self._can_hear = threading.Lock(), threading.Event()
         self._opener: threading.Thread | None = None
         self._mends_from = 0.0
@@ -80,9 +68,7 @@ class Transport:
             answer = self._sent(lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments))
         except _LOST as problem:
             raise errors.NoAnswer(silence) from problem
-        if isinstance(answer, dict) and "problem" in answer:
-            raise _rebuilt(answer["problem"], answer["text"])
-        return answer
+        return result(answer)
 
     def _hears(self, timeout: float) -> bool:
         """Can answers reach us? The library opens its queue for them in the first call and waits for the broker
@@ -129,31 +115,8 @@ class Transport:
         rpc_server.start()
         self._servers.append(rpc_server)
 
-    def ask(self, queue: str, question: Any, timeout: float) -> Any | None:
-        """A small question (``common.rpc.direct``), by one thread of a process; None: no answer in time."""
-        self._asking = self._asking or direct.Client(self._connect)
-        return self._asking.ask(queue, question, timeout)
-
-    def answer(self, queue: str, function: Callable[[Any], Any]) -> None:
-        """Answer the small questions of this queue, in a thread of its own."""
-        self._direct.append(direct.Server(self._connect, queue, function))
-
-    def _connect(self) -> direct.Connection:
-        """A connection that is not the library's, to the same broker."""
-        url = oslo_messaging.TransportURL.parse(self._conf, self._url)
-        options, opened = self._conf.oslo_messaging_rabbit, cast(Any, Connection)
-        hosts = [opened(hostname=host.hostname, port=host.port or 5672, userid=host.username, password=host.password,
-                        virtual_host=url.virtual_host or "/").as_uri(include_password=True) for host in url.hosts]
-        each_once = {"max_retries": len(hosts) - 1, "interval_start": 0, "interval_step": 0}
-        return opened(hosts, failover_strategy="shuffle", connect_timeout=CONNECT, transport_options=each_once,
-                      heartbeat=options.heartbeat_timeout_threshold, ssl=_tls(options, url.hosts) or None)
-
     def close(self) -> None:
         """Stop serving, close the connections."""
-        for server in self._direct:
-            server.close()
-        if self._asking is not None:
-            self._asking.close()
         for rpc_server in self._servers:
             rpc_server.stop()
         for rpc_server in self._servers:
@@ -171,37 +134,12 @@ def _has_dead_channel(problem: BaseException | None) -> bool:
     return False
 
 
-def _tls(options: Any, hosts: Sequence[Any]) -> dict[str, Any]:
-    """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library, with the meaning that oslo.messaging
-    gives it; empty: none is wanted."""
-    if not options.ssl:
-        return {}
-    files = {"keyfile": options.ssl_key_file, "certfile": options.ssl_cert_file, "ca_certs": options.ssl_ca_file}
-    name = {"server_hostname": hosts[0].hostname} if options.ssl_ca_file and len(hosts) == 1 else {}
-    return {**{file: path for file, path in files.items() if path}, **name,
-            "cert_reqs": ssl.CERT_REQUIRED if options.ssl_ca_file else ssl.CERT_NONE}
-
-
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
     """An endpoint method whose Problems travel back as plain data."""
     def method(self: object, context: dict[str, Any], **arguments: Any) -> Any:
-        try:
-            return function(**arguments)
-        except errors.Problem as problem:
-            return {"problem": type(problem).__name__, "text": problem.text}
-        except Exception:
-            log.exception("%s failed unexpectedly", function.__qualname__)
-            return {"problem": "Problem", "text": errors.Problem().text}
+        return answered(function, arguments)
     exposed: Callable[..., Any] = oslo_messaging.expose(method)
     return exposed
-
-
-def _rebuilt(name: str, text: str) -> errors.Problem:
-    """The Problem that the other side raised; one of a newer sender that is unknown here is a plain Problem."""
-    kind = getattr(errors, name, errors.Problem)
-    problem: errors.Problem = kind.__new__(kind)
-    errors.Problem.__init__(problem, text)      # some kinds make their text from parts, which did not travel
-    return problem
 
 
 def _tune(conf: cfg.ConfigOpts) -> None:

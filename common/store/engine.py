@@ -259,9 +259,9 @@ def is_there(table: sa.Table) -> Callable[[Connection, Row[Any]], bool]:
     return look
 
 
-def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> None:
-    """Insert a row unless its key exists."""
-    tx.execute(_ignoring(tx, table).values(values))
+def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> bool:
+    """Insert a row unless its key exists; returns whether it did not."""
+    return bool(tx.execute(_ignoring(tx, table).values(values)).rowcount > 0)
 
 
 def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:

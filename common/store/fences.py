@@ -21,6 +21,29 @@ from common.store.schema import actions, guests, servers
 log = logging.getLogger(__name__)
 
 
+def believed(tx: Connection, told: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """By server, the highest fence that a host tells to know (``told``, by server and host) which has something to do
+    with it: the server is there, or a guest of it is or is to be removed, or an action waits for its command there."""
+    if not told:
+        return {}
+    named = sorted({server for server, _ in told})
+    query = sa.union(
+        sa.select(servers.c.id.label("server"), servers.c.host.label("host")).where(servers.c.id.in_(named)),
+        sa.select(guests.c.server_id, guests.c.host).where(guests.c.server_id.in_(named)),
+        sa.select(actions.c.server_id, actions.c.host).where(actions.c.server_id.in_(named),
+                                                             actions.c.state.in_(LIVE)))
+    places = {(row.server, row.host) for row in tx.execute(query)}
+    found: dict[str, int] = {}
+    for (server, host), fence in told.items():
+        if (server, host) in places:
+            found[server] = max(found.get(server, 0), min(fence, HIGHEST))
+    return found
+
+
+#: Beyond it is no fence that we ever gave: a host that tells a higher one must not use them up.
+HIGHEST = 2 ** 48
+
+
 def rise_above(tx: Connection, known: Mapping[str, int]) -> bool:
     """``known``: server to the highest fence that some host knows. Whose own is not lower keeps it. Returns whether the
     database has lost commits."""

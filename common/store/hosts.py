@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
 from common.wire import to_wire
 
+_SESSIONS_MOST = 2 ** 53 - 2     #: every JSON reader keeps such a number as it is
+
 
 def hello(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
     """``greet``, and take in what the host has; returns (session, whether it was booted anew)."""
@@ -53,13 +56,14 @@ def greet(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> 
                               "updated_at": now(), **_facts(inventory)})
     row = tx.execute(for_update(sa.select(hosts).where(hosts.c.name == name))).one()
     booted = row.boot_id != boot_id
-    values: dict[str, Any] = {"session": row.session + 1, "boot_id": boot_id, "told": 0}
+    session = 1 + secrets.randbelow(_SESSIONS_MOST)
+    values: dict[str, Any] = {"session": session, "boot_id": boot_id, "told": 0}
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
     services.enrol(tx, name, services.COMPUTE)
     services.returned(tx, name)
-    return row.session + 1, booted
+    return session, booted
 
 
 def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:

@@ -152,10 +152,12 @@ def update(tx: Connection, changes: Mapping[str, Values]) -> None:
                    {uuid: {**values, "updated_at": now()} for uuid, values in changes.items()})
 
 
-def measured(tx: Connection, numbers: Mapping[str, Mapping[str, int]]) -> None:
-    """How far the live migrations of these actions are, in bytes; no change in the sense of ``updated_at``."""
-    for action, told in numbers.items():
-        tx.execute(sa.update(migrations).where(migrations.c.action_id == action).values(progress=dict(told)))
+def measured(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    """How far the live migrations are, in bytes, by the host that they leave and their action; no change in the sense
+    of ``updated_at``."""
+    for (host, action), told in numbers.items():
+        tx.execute(sa.update(migrations).where(
+            migrations.c.action_id == action, migrations.c.source_host == host).values(progress=dict(told)))
 
 
 def wish(tx: Connection, uuid: str, what: str, statuses: Iterable[str]) -> bool:

@@ -150,13 +150,16 @@ def listen(host: str, port: int) -> socket.socket:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open database and broker, listen, start the threads; returns what closes them."""
     from common.rpc import agent
-    from common.rpc.transport import Transport
+    from common.rpc.broker import opener
+    from common.rpc.host_link import ControlSide
+    from common.store import host_keys
     from common.store.engine import Store
     from common.store.version import guarded
     options = conf.console
     door = Door(Path(options.novnc), options.public_url, options.allowed_origins)
-    store, transport = guarded(Store.opened(conf.database)), Transport(conf)
-    sessions = Sessions(store, agent.Client(transport), most=options.sessions, per_server=options.sessions_per_server,
+    store = guarded(Store.opened(conf.database))
+    link = ControlSide(opener(conf), host_keys.of_all(store, conf))
+    sessions = Sessions(store, agent.Client(link), most=options.sessions, per_server=options.sessions_per_server,
                         seconds=options.token_seconds)
     running = Service(listen(options.host, options.port), door, sessions, options.sessions + BESIDE_SESSIONS)
     threads = running.start()
@@ -165,7 +168,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         running.close()
         for thread in threads:
             thread.join(timeout=2)
-        transport.close()
+        link.close()
         store.close()
     return close
 

@@ -18,8 +18,11 @@ from typing import Any
 from oslo_config import cfg
 
 from common import config, errors
+from common.rpc import agent
+from common.rpc.broker import opener
+from common.rpc.host_link import ControlSide
 from common.store import doctor as oracle
-from common.store import services, upgrades
+from common.store import host_keys, services, upgrades
 from common.store.doctor import Finding
 from common.store.engine import Store
 
@@ -36,15 +39,14 @@ def doctor(options: argparse.Namespace) -> int:
     upgrades.check(store)
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
+    link = ControlSide(opener(conf), host_keys.of_all(store, conf))
     ports = ports_of(conf, store, silent)
     if not options.no_hosts:
-        from common.rpc import agent
-        from common.rpc.transport import Transport
-        transport = Transport(conf)
-        client = agent.Client(transport)
+        client = agent.Client(link)
         ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
     found = findings(store, ask, ports)
     pending = store.read(oracle.ages)["cleanups"]
+    link.close()
     store.close()
     if options.json:
         print(json.dumps([{"invariant": one.invariant, "subject": one.subject, "text": one.text} for one in found]))

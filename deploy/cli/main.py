@@ -22,6 +22,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("doctor",): ("deploy.cli.doctor", "doctor", "check the invariants of the whole cloud; changes nothing"),
     ("status",): ("deploy.cli.status", "status", "show services, what is in hand, what is stuck"),
     ("hosts",): ("deploy.cli.hosts", "hosts", "list all hosts: zone, state, what is free, which are left out"),
+    ("host", "add"): ("deploy.cli.host_identity", "add", "give a host its keys and its user at the broker"),
+    ("host", "rotate"): ("deploy.cli.host_identity", "rotate", "give a host new ones; the old ones end"),
+    ("host", "remove"): ("deploy.cli.host_identity", "remove", "forget an empty host, and hear it no more"),
     ("host", "drain"): ("deploy.cli.drain", "drain", "disable a host and move its servers away, in the foreground"),
     ("host", "restore"): ("deploy.cli.drain", "restore", "use a host again: take back a drain, or forced_down"),
     ("host", "evacuate"): ("deploy.cli.evacuate", "evacuate", "make the servers of a dead host again elsewhere"),
@@ -47,7 +50,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 NOUNS = {"database": "the database's schema: upgrade, version",
          "cleanup": "what neighbours have still to remove: list, retry, drop",
          "consoles": "consoles that are open: list, end",
-         "host": "one host: drain, restore, evacuate, debts (hosts lists them all)",
+         "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
          "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
          "policy": "who may do what: list, explain",
          "config": "the configuration file: sample, check"}
@@ -62,6 +65,7 @@ def _positive(text: str) -> int:
 _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "as one JSON document"})
 _ID: tuple[str, dict[str, Any]] = ("id", {"type": _positive, "metavar": "ID", "help": "as the list shows it"})
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
+_FILE: tuple[str, dict[str, Any]] = ("--file", {"metavar": "FILE", "help": "the key file to write; default: HOST.key"})
 _IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
 _DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
 _PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "default": 2, "metavar": "N",
@@ -76,6 +80,9 @@ _ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
 ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("doctor",): (_JSON, ("--no-hosts", {"action": "store_true", "help": "do not ask the hosts what they run"})),
     ("hosts",): (_JSON,),
+    ("host", "add"): (_HOST, _FILE), ("host", "remove"): (_HOST,),
+    ("host", "rotate"): (_HOST, _FILE, ("--now", {
+        "action": "store_true", "help": "the old ones end at once, and so do the host's connections"})),
     ("host", "drain"): (_HOST, *_ONE_OF, _DRY, _PARALLEL, (
         "--wait", {"action": "store_true", "help": "stay until also those have gone that cannot go now"})),
     ("host", "restore"): (_HOST,),

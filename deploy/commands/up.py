@@ -47,7 +47,7 @@ def go_on(cloud: Cloud) -> str:
     reach = Connectivity(seed)
     table: list[Step] = [
         ("Folders, secrets and configuration", lambda: prepare(cloud)),
-        ("Database", lambda: upgrade(cloud)),
+        ("Database and keys of hosts", lambda: upgrade(cloud)),
         ("First rows of the identity service", lambda: bootstrap(cloud)),
         ("Processes", lambda: _launch(cloud, seed)),
         ("Services answer", lambda: await_services(cloud)),
@@ -80,8 +80,11 @@ def prepare(cloud: Cloud) -> str:
 
 
 def upgrade(cloud: Cloud) -> str:
-    return run([VENV / "bin/kilonova", "database", "upgrade"], "If an upgrade failed, the database is as before.",
+    from deploy import host_keys
+    said = run([VENV / "bin/kilonova", "database", "upgrade"], "If an upgrade failed, the database is as before.",
                env={"KILONOVA_CONF": str(cloud.config())}, log=cloud.log("database")).strip()
+    host_keys.make(cloud)
+    return said
 
 
 def bootstrap(cloud: Cloud) -> None:

@@ -14,6 +14,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from common import config
 from common.clock import Clock
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
-from common.rpc.transport import Transport
+from common.rpc.broker import opener
+from common.rpc.host_link import HostSide
+from common.store import host_keys
+from common.store.engine import Store
 from compute_agent.journal import Journal
 from compute_agent.service import Host, Images
 from compute_agent.sync import Agent
@@ -37,11 +41,16 @@ Cost = dict[str, float]
 def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None:
     """A process with the threads of these hosts' agents."""
     conf, closers = config.load(path), []
+    store = Store.opened(conf.database)
     for name in names:
-        driver, journal, transport = MemoryDriver(name), Journal(folder / f"{name}.db"), Transport(conf)
-        host = Host(Agent(name, journal, Clock(), driver.boot_id()), journal, driver, conductor_rpc.Client(transport),
+        store.write(partial(host_keys.ensure, host=name))
+    keys = host_keys.of_all(store, conf)
+    for name in names:
+        driver, journal = MemoryDriver(name), Journal(folder / f"{name}.db")
+        link = HostSide(opener(conf), keys.for_host(name), name)
+        host = Host(Agent(name, journal, Clock(), driver.boot_id()), journal, driver, conductor_rpc.Client(link),
                     Images())
-        agent_rpc.serve(transport, name, host)
+        agent_rpc.serve(link, host)
         host.start(1)
         closers += [host.close]
     stop.wait()

@@ -44,7 +44,7 @@ POLLS: dict[str, Poll] = {
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
     "waiting": lambda tx: actions.waiting(tx, SOME),
     "ended_of": lambda tx: actions.ended_of(tx, SOME),
-    "measured": lambda tx: migrations.measured(tx, {SOME[0]: {"memory_total": 1}}),
+    "measured": lambda tx: migrations.measured(tx, {("h1", SOME[0]): {"memory_total": 1}}),
     "wishes_on": lambda tx: migrations.wishes_on(tx, "h1"),
     "completed": lambda tx: migrations.completed(tx, SOME),
     "debts": lambda tx: guests.debts(tx, "h1", 1, 64),

@@ -16,17 +16,14 @@ from common import config, errors
 from common.models import (
     Access,
     Command,
-    DomainState,
     Explanation,
     Heartbeat,
     ImageRef,
     RequestSpec,
-    Result,
     Selection,
     Sync,
-    SyncAnswer,
 )
-from common.rpc import agent, conductor, scheduler
+from common.rpc import conductor, scheduler
 from common.rpc.transport import Transport
 from deploy.servers import free_ports
 from tests.functional.messages import Network, PrivateTransport
@@ -135,10 +132,10 @@ def test_a_call_that_nobody_serves_is_unanswered_within_its_time(connect: Connec
 
 def test_a_call_to_a_server_that_is_gone_is_unanswered_within_its_time(connect: Connect, rabbitmq_url: str) -> None:
     client, server = connect(), connect()
-    agent.serve(server, "h1", Told({"x": 1}))
-    assert agent.Client(client).query("h1", "v", {}) == {"x": 1}
+    server.serve("gone", "h1", {"ask": lambda: 1})
+    assert client.call("gone", "ask", "h1") == 1
     server.close()
-    assert seconds(no_answer(lambda: agent.Client(client).query("h1", "v", {}, timeout=1))) < 2.5
+    assert seconds(no_answer(lambda: client.call("gone", "ask", "h1", timeout=1))) < 2.5
 
 
 def test_a_call_that_takes_longer_than_its_time_is_unanswered_in_time(connect: Connect) -> None:
@@ -238,19 +235,6 @@ def test_a_problem_that_only_a_newer_sender_knows_is_a_plain_one(connect: Connec
     assert type(caught.value) is errors.Problem
 
 
-def test_the_exchange_of_agents_arrives_as_it_was_said(connect: Connect) -> None:
-    command = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}})
-    said = Sync("h1", 3, "boot", False, ["k"], [Result("k", "s", 2, "done", {"power_state": 1})], None,
-                [DomainState("s", 4, 2)])
-    answer = SyncAnswer(3, ["k"], [command], {"s": 2})
-    told = Told((answer, Access("http://image", "token")))
-    conductor.serve(connect(), "c1", told)
-    client = conductor.Client(connect())
-    assert client.sync(said, 5) == (answer, Access("http://image", "token"))
-    told.answer = (SyncAnswer(0), None)
-    assert client.sync(said, 5) == (SyncAnswer(0), None)
-    assert told.told == [(said,), (said,)]
-
 
 def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1}, hints={"same": ["x"]})
@@ -270,33 +254,6 @@ def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
     assert told.told == [(spec,)]
 
 
-def test_commands_reach_the_host_they_are_for(connect: Connect) -> None:
-    here, there = Told(), Told()
-    agent.serve(connect(), "h1", here)
-    agent.serve(connect(), "h2", there)
-    command = Command("a", "stop", 1, "s", 2, 3, "ensure_stopped", {"timeout": 60.0})
-    client = agent.Client(connect())
-    assert client.do("h1", [command, command], Access("u", "t"))
-    assert client.do("h1", [], None)
-    assert client.do("h3", [command], None) is False
-    assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
-        ([], None), ([command, command], Access("u", "t"))]
-    assert there.told == []
-
-
-def test_images_to_fetch_ahead_reach_their_host_and_what_became_of_them_comes_back(connect: Connect) -> None:
-    images = [ImageRef("i", "raw", 7, "sha512", "abc", {"os_type": "linux"}), ImageRef("j")]
-    here = Told()
-    agent.serve(connect(), "h1", here)
-    client = agent.Client(connect())
-    assert client.cache_images("h1", images, Access("u", "t"))
-    assert client.cache_images("h3", images, Access("u", "t")) is False
-    assert here.wait_for(1) == [(images, Access("u", "t"))]
-    told = Told((SyncAnswer(3), None))
-    conductor.serve(connect(), "c1", told)
-    said = Sync("h1", 3, cached={"i": "", "j": "it is gone"})
-    conductor.Client(connect()).sync(said, 5)
-    assert told.told == [(said,)]
 
 
 def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Connect) -> None:
@@ -363,9 +320,8 @@ def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
 
 def test_a_server_stops_promptly_however_long_it_was_idle(connect: Connect) -> None:
     server, client = connect(), connect()
-    conductor.serve(server, "c1", Told((SyncAnswer(1), None)))
-    agent.serve(server, "h1", Told())
-    assert conductor.Client(client).sync(Sync("h1", 1), 5)[0].session == 1
+    server.serve("idle", "c1", {"ask": lambda: 1})
+    assert client.call("idle", "ask", timeout=5) == 1
     time.sleep(5)       # idleness is what is tried: an idle connection looks up less and less often
     assert seconds(server.close) < 5
     assert seconds(client.close) < 5

@@ -225,7 +225,7 @@ def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
     [row] = store.read(lambda tx: migrations.wishes_on(tx, "h1"))
     assert row.wish == "abort"
     assert store.read(lambda tx: migrations.wishes_on(tx, "h2")) == []
-    store.write(lambda tx: migrations.measured(tx, {row.action_id: {"memory_total": 2 ** 40}}))
+    store.write(lambda tx: migrations.measured(tx, {("h1", row.action_id): {"memory_total": 2 ** 40}}))
     assert store.read(lambda tx: migrations.page(tx, source="h1"))[0].progress == {"memory_total": 2 ** 40}
     store.write(lambda tx: migrations.update(tx, {made[0]: {"status": "cancelled"}, made[1]: {"status": "error"}}))
     assert store.read(lambda tx: migrations.wishes_on(tx, "h1")) == []

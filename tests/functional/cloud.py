@@ -22,13 +22,16 @@ from common.clients.identity import Identity
 from common.clock import Clock
 from common.context import RequestContext
 from common.errors import Unavailable
+from common.host_keys import AllKeys, Purpose
 from common.models import Access, Flavor, HostInventory
 from common.notifications.options import BOTH, Telling
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
+from common.rpc.broker import opener
+from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
-from common.store import actions, doctor, schema, server_groups, services
+from common.store import actions, doctor, host_keys, schema, server_groups, services
 from common.store.engine import Store
 from common.wire import to_wire
 from compute_agent.journal import Journal
@@ -36,6 +39,7 @@ from compute_agent.service import Host, Images
 from compute_agent.sync import Agent
 from compute_agent.virt.memory import MemoryDriver
 from compute_api.creating import Creation, Creator
+from conductor.freshness import Freshness
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
 from conductor.telling import Post, Teller
@@ -43,12 +47,13 @@ from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
 from tests import evidence, failures
-from tests.functional.messages import Network, PrivateTransport
+from tests.functional.messages import LossyControlSide, LossyHostSide, Network, PrivateTransport
 from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
+SECRETS = {Purpose.COMMAND: "conductors' secret", Purpose.QUERY: "everybody's secret"}
 QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
 
 
@@ -70,7 +75,7 @@ class Cloud:
         self.drivers: dict[str, MemoryDriver] = {}
         self._closers: list[Callable[[], Any]] = []
         self._stoppers: list[Callable[[], Any]] = []
-        self._transports: list[PrivateTransport] = []
+        self._transports: list[Any] = []
         self.watcher = Store(database)
         self._closers.append(self.watcher.close)
         self.store = self._store("api")
@@ -82,6 +87,20 @@ class Cloud:
         transport = PrivateTransport(Transport(self.conf, self._broker), self.network)
         self._transports.append(transport)
         return transport
+
+    def _control_side(self, store: Store) -> Any:
+        keys = AllKeys(SECRETS, lambda: store.read(host_keys.generations), Clock())
+        return self._lossy(LossyControlSide, ControlSide(opener(self.conf, self._broker), keys, self.network.name))
+
+    def _host_side(self, name: str) -> Any:
+        """Of a host, which has its key from now on."""
+        self.watcher.write(lambda tx: host_keys.ensure(tx, name))
+        keys = AllKeys(SECRETS, lambda: self.watcher.read(host_keys.generations), Clock()).for_host(name)
+        return self._lossy(LossyHostSide, HostSide(opener(self.conf, self._broker), keys, name, self.network.name))
+
+    def _lossy(self, kind: type[Any], real: Any) -> Any:
+        self._transports.append(kind(real, self.network))
+        return self._transports[-1]
 
     def _store(self, process: str) -> Store:
         """A store whose statements are counted by process and thread; transaction control is none."""
@@ -98,13 +117,15 @@ class Cloud:
         """``tells``: where its notifications go, in both formats."""
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
-        post = Messages(transport, Identity(self.conf))
+        link = self._control_side(store)
+        post = Messages(transport, link, Identity(self.conf))
         store.tell(Telling(name) if tells else None)
         teller = Teller(store, Clock(), tells, owner, BOTH, 1000) if tells else None
         engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)
-        conductor = Conductor(engine, post, teller)
+        conductor = Conductor(engine, post, Freshness(SECRETS[Purpose.COMMAND]), teller)
         store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
+        conductor_rpc.listen(link, conductor)
         threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
         self._stoppers += [lambda: [thread.join(5) for thread in threads], conductor.close]
         return conductor
@@ -116,10 +137,10 @@ class Cloud:
     def start_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
         """Returns when the database knows the host."""
         driver = self.drivers[name] = MemoryDriver(name, inventory=size)
-        journal, transport = journal or Journal(self._folder / name / "agent.db"), self._transport()
+        journal, link = journal or Journal(self._folder / name / "agent.db"), self._host_side(name)
         agent = Agent(name, journal, Clock(), driver.boot_id())
-        host = Host(agent, journal, driver, conductor_rpc.Client(transport), NoImages())
-        agent_rpc.serve(transport, name, host)
+        host = Host(agent, journal, driver, conductor_rpc.Client(link), NoImages())
+        agent_rpc.serve(link, host)
         host.start(4)
         self._stoppers.append(host.close)
         self._closers += [journal.close, driver.close]
@@ -141,7 +162,7 @@ class Cloud:
         for stop in reversed(self._stoppers):
             stop()
         with ThreadPoolExecutor(len(self._transports)) as pool:
-            list(pool.map(PrivateTransport.close, self._transports))
+            list(pool.map(lambda transport: transport.close(), self._transports))
         for close in reversed(self._closers):
             close()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import errors
+from common.host_keys import Purpose
 from common.rpc.transport import Transport
 
 Lose = Callable[[str], bool]
@@ -70,20 +71,6 @@ class PrivateTransport:
         time.sleep(max(0.0, began + timeout - time.monotonic()))
         raise errors.NoAnswer(f"{topic} did not answer {method}: the test lost it")
 
-    def ask(self, queue: str, question: Any, timeout: float) -> Any | None:
-        self._network.sent["heartbeat"] += 2
-        began = time.monotonic()
-        if not self._network.lose("heartbeat"):
-            answer = self._real.ask(self._own(queue), question, timeout)
-            if not self._network.lose("answer to heartbeat"):
-                return answer
-        # A message that was lost is noticed when its time is over.
-        time.sleep(max(0.0, began + timeout - time.monotonic()))
-        return None
-
-    def answer(self, queue: str, function: Callable[[Any], Any]) -> None:
-        self._real.answer(self._own(queue), function)
-
     def serve(self, topic: str, server: str, methods: dict[str, Callable[..., Any]]) -> None:
         self._real.serve(self._own(topic), server, methods)
 
@@ -92,3 +79,43 @@ class PrivateTransport:
 
     def _own(self, topic: str) -> str:
         return f"{topic}-{self._network.name}"
+
+
+class _Lossy:
+    """What both ends of the messages between hosts and control plane have in common."""
+
+    def __init__(self, real: Any, network: Network) -> None:
+        self._real, self._network = real, network
+        self.serve, self.refusals = real.serve, real.refusals
+
+    def _asked(self, method: str, timeout: float, ask: Callable[[], Any]) -> Any:
+        self._network.sent[method] += 2
+        began = time.monotonic()
+        if not self._network.lose(method):
+            answer = ask()
+            if not self._network.lose(f"answer to {method}"):
+                return answer
+        # A message that was lost is noticed when its time is over.
+        time.sleep(max(0.0, began + timeout - time.monotonic()))
+        raise errors.NoAnswer(f"nobody did not answer {method}: the test lost it")
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class LossyControlSide(_Lossy):
+    """As ``common.rpc.host_link.ControlSide``."""
+
+    def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
+        self._network.sent[method] += 1
+        return self._network.lose(method) or bool(self._real.cast(host, method, purpose, content))
+
+    def call(self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float) -> Any:
+        return self._asked(method, timeout, lambda: self._real.call(host, method, purpose, content, timeout))
+
+
+class LossyHostSide(_Lossy):
+    """As ``common.rpc.host_link.HostSide``."""
+
+    def ask(self, door: str, method: str, content: dict[str, Any], timeout: float) -> Any:
+        return self._asked(method, timeout, lambda: self._real.ask(door, method, content, timeout))

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from common import states
+from common.host_keys import GOOD_FOR_SECONDS
 from common.models import Cell, HostInventory
-from common.rpc.conductor import HEARTBEATS
+from common.rpc.host_link import FROM_HOSTS
 from compute_agent import service
 from conductor import heartbeats
 from conductor.lanes import LANES
@@ -24,8 +25,8 @@ WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as w
 #: Statements. A hard group: two each for joining it, for looking at it and for its lock and places in the claim.
 ADDED = {"plain": 0, "group": 6, "parts": 2}
 #: Threads that look every second or few, whatever is asked, and have no step of these requests: no part of their cost.
-#: So has the one that answers heartbeats.
-BACKGROUND = {"sweep", "cleanups", *LANES} - {NETWORK}
+#: So has the one that answers heartbeats, and looks every five seconds which keys of hosts count.
+BACKGROUND = {"sweep", "cleanups", FROM_HOSTS, *LANES} - {NETWORK}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def cost_of(cloud: Cloud, request: Callable[[], str], vm_state: str) -> tuple[Co
     cloud.until_quiet()
     spent = cloud.statements - statements
     return (Counter({part: number for part, number in spent.items()
-                     if part not in BACKGROUND and not part.startswith(HEARTBEATS)}),
+                     if part not in BACKGROUND}),
             Counter({what: number for what, number in (cloud.network.sent - messages).items() if what != "loop_back"}))
 
 
@@ -123,7 +124,8 @@ def test_what_a_hard_group_and_parts_of_the_host_add(new_cloud: Callable[..., Cl
 
 
 def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look a second, of two statements, and two messages for each heartbeat, however many hosts there are."""
+    """A look a second, of two statements, one each five seconds for the keys, and two messages for each heartbeat,
+    however many hosts there are."""
     monkeypatch.setattr(service, "PERIOD", (0.2, 0.3))
     monkeypatch.setattr(service, "PATIENCE", (10.0, 2.0, 4.0))      # on a busy machine none is to sync in its place
     monkeypatch.setattr(heartbeats, "SOON", 3600.0)                 # none is to tell its domains by and by
@@ -142,7 +144,7 @@ def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypa
     looks = int((time.monotonic() - began) / heartbeats.LOOK) + 1
     spent = cloud.statements - statements
     found = {part: number for part, number in spent.items()
-             if part not in BACKGROUND | {"runner", "scheduler", NETWORK}}
-    assert [part.startswith(HEARTBEATS) for part in found] == [True], spent
-    assert max(found.values()) <= 2 * looks
+             if part not in BACKGROUND - {FROM_HOSTS} | {"runner", "scheduler", NETWORK}}
+    assert list(found) == [FROM_HOSTS], spent
+    assert found[FROM_HOSTS] <= 2 * looks + looks // GOOD_FOR_SECONDS + 1
     assert set(sent - messages) <= {"heartbeat", "loop_back"}

@@ -51,7 +51,8 @@ PURE = (*(f"common/{name}.py" for name in (
 THREADS = {
     "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
-    "common/rpc/direct.py": "small questions are answered beside whatever else a process does",
+    "common/rpc/broker.py": "one thread listens to the broker beside whatever else a process does",
+    "common/rpc/host_link.py": "what hosts say and are asked may take time, and holds up no other message",
     "common/rpc/conductor.py": "the doorbell is rung from one thread so that the API never waits for the broker",
     "common/clients/identity.py": "a silent identity service must hold whoever needs a token for a moment only",
     "common/clients/limits.py": "a silent identity service must hold whoever needs a limit for a moment only",

@@ -19,7 +19,7 @@ from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
-from common.models import Cell, Command, Flavor, Heartbeat, ImageRef, RequestSpec, Selection
+from common.models import Cell, Command, Flavor, Heartbeat, HeartbeatAnswer, ImageRef, RequestSpec, Selection
 from common.store import actions, doctor, migrations, schema, server_groups, services
 from common.store import cleanups as store_cleanups
 from common.store.engine import Store, now
@@ -233,7 +233,7 @@ class Cloud:
         if beat is None or self.lose("heartbeat"):
             return False
         nothing = self.engine.heartbeats.answer(from_wire(Heartbeat, to_wire(beat)))
-        host.agent.heard(nothing)
+        host.agent.heard(HeartbeatAnswer(nothing))
         return nothing
 
     def round(self) -> None:

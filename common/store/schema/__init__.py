@@ -7,7 +7,15 @@ parent and deadlock with the lock order; ``doctor`` checks the references instea
 """
 from common.store.schema.cleanups import cleanups
 from common.store.schema.columns import Json, metadata
-from common.store.schema.hosts import aggregate_hosts, aggregates, heartbeats, host_images, hosts, services
+from common.store.schema.hosts import (
+    aggregate_hosts,
+    aggregates,
+    heartbeats,
+    host_images,
+    host_keys,
+    hosts,
+    services,
+)
 from common.store.schema.notifications import leases, notifications
 from common.store.schema.placement import (
     allocations,
@@ -33,7 +41,7 @@ from common.store.schema.tenants import (
 
 __all__ = [
     "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "cleanups", "console_tokens", "consumers",
-    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_images", "hosts", "idempotency_keys",
-    "inventories", "keypairs", "leases", "metadata", "migrations", "notifications", "projects",
+    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_images", "host_keys", "hosts",
+    "idempotency_keys", "inventories", "keypairs", "leases", "metadata", "migrations", "notifications", "projects",
     "provider_aggregates", "provider_traits", "providers", "quotas", "resource_classes", "server_group_members",
     "server_groups", "servers", "services", "traits"]

@@ -58,6 +58,13 @@ host_images = Table(                                          # 0004: images tha
     time_column("sent_at"),
     Column("error", Text))
 
+host_keys = Table(                                            # 0014: which keys of hosts count (common.host_keys)
+    "host_keys", metadata,
+    Column("host", String(255), primary_key=True),
+    Column("generation", BigInteger, nullable=False),
+    time_column("previous_until"),                            # the generation before counts so long
+    time_column("changed_at", nullable=False))
+
 aggregates = Table(
     "aggregates", metadata,
     Column("id", BigKey, primary_key=True, autoincrement=True),

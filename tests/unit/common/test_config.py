@@ -17,6 +17,7 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "scheduler.aggregate_image_properties_isolation_namespace",
     "scheduler.aggregate_image_properties_isolation_separator",
     "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
+    "host_keys.command_secret", "host_keys.query_secret", "agent.key_file",
     "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
     "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc",
@@ -128,7 +129,8 @@ def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
 
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     assert {name_of(case) for case in EVERY if case[1].secret} == {
-        "DEFAULT.secret_key", "database.url", "identity.password", "metadata.proxy_shared_secret"}
+        "DEFAULT.secret_key", "database.url", "host_keys.command_secret", "host_keys.management_url",
+        "host_keys.query_secret", "identity.password", "metadata.proxy_shared_secret"}
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.models import DomainState
+from common.models import DomainState, HeartbeatAnswer
 from compute_agent.sync import LEASE, Agent
 from tests.unit.compute_agent.test_sync import INVENTORY, Rig, command
 
@@ -21,7 +21,7 @@ def test_a_heartbeat_stands_in_while_there_is_nothing_to_tell(rig: Rig) -> None:
     said = rig.agent.heartbeat()
     assert said is not None
     assert (said.host, said.session) == ("h1", 5)
-    rig.agent.heard(True)
+    rig.agent.heard(HeartbeatAnswer(True))
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None
@@ -50,7 +50,7 @@ def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) ->
         rig.agent.looked([])
         assert rig.agent.heartbeat() is not None
         if answered:
-            rig.agent.heard(True)
+            rig.agent.heard(HeartbeatAnswer(True))
     rig.clock.seconds += 2
     assert rig.agent.needs_hello()
     assert rig.agent.heartbeat() is None
@@ -58,7 +58,7 @@ def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) ->
 
 def test_a_host_that_is_waited_for_tells_all_its_domains(rig: Rig) -> None:
     assert rig.agent.heartbeat() is not None
-    rig.agent.heard(False)
+    rig.agent.heard(HeartbeatAnswer(False))
     assert rig.agent.heartbeat() is None
     assert rig.agent.wants_full_report()
     assert not rig.agent.looks_again(), "they are to be told, not only looked at"

@@ -17,6 +17,7 @@ from common.models import (
     Flavor,
     GuestSpec,
     Heartbeat,
+    HeartbeatAnswer,
     HostInventory,
     ImageRef,
     Sync,
@@ -49,11 +50,11 @@ class Conductor:
         self.says: bool | Exception | None = True
         self.is_away = False
 
-    def heartbeat(self, beat: Heartbeat, timeout: float) -> bool | None:
+    def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
         self.beats.put(beat)
         if isinstance(self.says, Exception):
             raise self.says
-        return self.says
+        return None if self.says is None else HeartbeatAnswer(self.says)
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         if self.is_away:

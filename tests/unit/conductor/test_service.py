@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import pytest
 
 from common import errors
 from common.clock import Clock
-from common.models import Access, Command, ImageRef, RequestSpec, Selection, Sync
+from common.host_keys import Purpose
+from common.models import Access, Command, Heartbeat, HostInventory, ImageRef, RequestSpec, Selection, Sync
 from common.rpc import scheduler
-from common.store import cleanups
+from common.store import cleanups, hosts
 from common.store.engine import Store
 from common.wire import to_wire
 from conductor import service
+from conductor.freshness import Freshness
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
 from tests.schemas import upgrade
@@ -25,15 +30,18 @@ from tests.workflows.networks import Networks
 ACCESS = Access("http://image", "SECRET")
 SPEC = RequestSpec("s", "p", {"VCPU": 1})
 
+FRESHNESS = Freshness("secret")
+
 
 class Wire:
-    """A transport in memory: keeps casts, answers calls from a list."""
+    """A transport and a link to hosts in memory: keeps casts, answers calls from a list."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.casts, self.calls = list(answers), [], []  # type: Any, list[Any], list[Any]
 
-    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
-        self.casts.append((method, server, arguments))
+    def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
+        assert purpose is Purpose.COMMAND
+        self.casts.append((method, host, content))
         return True
 
     def call(self, topic: str, method: str, server: str | None = None, timeout: float = 10, **arguments: Any) -> Any:
@@ -58,7 +66,7 @@ class Tokens:
 
 
 def post(wire: Wire, tokens: Tokens | None = None) -> Messages:
-    return Messages(wire, tokens or Tokens())  # type: ignore[arg-type]  # the same interfaces
+    return Messages(wire, wire, tokens or Tokens())  # type: ignore[arg-type]  # the same interfaces
 
 
 def command(image: Any = None, verb: str = "ensure_guest") -> Command:
@@ -114,7 +122,7 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pyte
         engine.networks = networks
         return write(work)
     monkeypatch.setattr(store, "write", failing)
-    conductor = Conductor(engine, post(Wire()))
+    conductor = Conductor(engine, post(Wire()), FRESHNESS)
     thread = threading.Thread(target=conductor.clean_up, daemon=True)
     thread.start()
     await_true(lambda: store.read(cleanups.list_all) == [], 10, "the cleanup was not done")
@@ -126,7 +134,8 @@ def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pyte
 
 @pytest.fixture
 def conductor() -> Conductor:
-    return Conductor(Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"), post(Wire()))  # type: ignore[arg-type]
+    return Conductor(Engine(Store("sqlite://"), Clock(), Wire(), "c1/1"), post(Wire()),  # type: ignore[arg-type]
+                     FRESHNESS)
 
 
 def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conductor: Conductor) -> None:
@@ -134,7 +143,7 @@ def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conducto
 
     def ask() -> None:
         try:
-            conductor.sync(Sync("h1", 1))
+            conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
         except errors.Unavailable as problem:
             caught.append(problem)
     asking = threading.Thread(target=ask)
@@ -150,4 +159,44 @@ def test_a_sync_that_waits_when_the_conductor_stops_is_answered_at_once(conducto
 def test_a_conductor_that_has_stopped_takes_no_sync(conductor: Conductor) -> None:
     conductor.close()
     with pytest.raises(errors.Unavailable, match="ask again"):
-        conductor.sync(Sync("h1", 1))
+        conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[Conductor]:
+    """A conductor whose database knows host h1."""
+    store = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
+    inventory = HostInventory("QEMU", 7002000, "h1", 1, 1, 1)
+    store.write(lambda tx: hosts.hello(tx, "h1", "boot", inventory))
+    conductor = Conductor(Engine(store, Clock(), Wire(), "c1/1"), post(Wire()), FRESHNESS)  # type: ignore[arg-type]
+    taking = threading.Thread(target=conductor.take_reports, daemon=True)
+    taking.start()
+    yield conductor
+    conductor.close()
+    taking.join(5)
+    store.close()
+
+
+def session_of(conductor: Conductor) -> int:
+    return conductor.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
+
+
+def test_a_hello_that_is_sent_again_begins_no_session(known: Conductor) -> None:
+    hello = Sync("h1", 0, "boot", inventory=HostInventory("QEMU", 7002000, "h1", 1, 1, 1))
+    refused, _ = known.sync(hello)
+    assert (refused.session, refused.cookie) == (0, FRESHNESS.cookie("h1", session_of(known)))
+    hello = replace(hello, cookie=refused.cookie)
+    answer, _ = known.sync(hello)
+    assert answer.session == session_of(known) != 0
+    assert known.sync(hello)[0].session == 0
+    assert answer.session == session_of(known)
+
+
+def test_what_a_host_said_long_ago_is_not_taken_in(known: Conductor) -> None:
+    session, seen = session_of(known), {"cpu.percent": 0.5}
+    old = Freshness("secret", lambda: time.time() - 600).cookie("h1", session)
+    assert known.sync(Sync("h1", session, "boot", metrics=seen, cookie=old))[0].session == 0
+    assert not known.heartbeat(Heartbeat("h1", session, cookie=old)).nothing
+    answer = known.sync(Sync("h1", session, "boot", cookie=FRESHNESS.cookie("h1", session)))[0]
+    assert answer.session == session and FRESHNESS.is_fresh("h1", session, answer.cookie)
+    assert known.heartbeat(Heartbeat("h1", session, cookie=answer.cookie)).nothing

@@ -102,7 +102,7 @@ def test_single_host_listens_on_this_machine_alone(tmp_path: Path) -> None:
     cloud.prepare()
     assert {program.name: program.command for program in cloud.programs()}["libvirtd"][-2:] == [
         "serve", str(cloud.libvirt_folder(1))]
-    assert "live_migration_uri" not in cloud.config().read_text()
+    assert "live_migration_uri" not in cloud.config("h1").read_text()
 
 
 def test_process_is_another_one_with_another_configuration(tmp_path: Path) -> None:

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between hosts and the control plane: whoever has the broker can neither read nor make them.
+
+Each message is sealed with a key that only the host and the control plane have (``common.host_keys``); its header,
+which anybody can read, says whose it is and is bound to what is sealed. A host reads one queue, its own, which it
+declares, and writes to one exchange, under routing keys that end in its name; so RabbitMQ can hold it to that
+(``common.broker_identities``). The control plane writes into the hosts' queues through the default exchange.
+
+Replays: a host remembers what it was asked. What a host says carries what proves that it is new
+(``conductor.freshness``), and what a conductor takes in twice changes nothing.
+"""
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common import errors
+from common.broker_identities import ANSWERS, HEARTBEATS, PREFIX, REPORTS, exchange, host_queue
+from common.host_keys import HostKey, Keys, NotGenuine, Purpose
+from common.rpc.broker import Connect, Listener, Sender
+from common.rpc.problems import answered, result
+
+log = logging.getLogger(__name__)
+ANSWER = "answer"
+FROM_HOSTS = "from-hosts"    #: the thread that takes in what hosts say
+MOST_BYTES = 16 * 1024 * 1024
+_HEADER_MOST_BYTES = 2048
+REMEMBERED = 65536           #: questions that a host takes for the same when they come again
+FORGOTTEN_SECONDS = 3600     #: after which the broker removes the queue of a host that nobody reads
+QUEUED = 10_000              #: messages that wait for a host at most
+AT_ONCE = 64                 #: questions in hand at a time
+COMPLAIN_SECONDS = 60.0
+SECONDS_FOR_ANSWERS = 10.0   #: until the broker drops one that nobody takes in
+SECONDS_FOR_COMMANDS = 10.0
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What everybody can read of a message: between whom, for what, and which question it is or answers."""
+
+    host: str
+    generation: int
+    purpose: str
+    method: str
+    id: str
+    answer_to: str = ""
+
+    @classmethod
+    def read(cls, text: bytes) -> Header:
+        """Raises NotGenuine: it is none."""
+        try:
+            header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
+            Purpose(header.purpose)
+        except (ValueError, TypeError, RecursionError) as problem:
+            raise NotGenuine("its header cannot be read") from problem
+        if not (isinstance(header.generation, int) and all(
+                isinstance(part, str) and len(part) < 256
+                for part in (header.host, header.method, header.id, header.answer_to))):
+            raise NotGenuine("its header cannot be read")
+        return header
+
+
+def pack(key: HostKey, method: str, content: Any, number: str = "", answer_to: str = "") -> tuple[Header, bytes]:
+    """A message: its header, and its bytes."""
+    header = Header(key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to)
+    text = json.dumps({name: getattr(header, name) for name in Header.__slots__}).encode()
+    return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
+
+
+def unpack(keys: Keys, body: bytes) -> tuple[Header, dict[str, Any]]:
+    """Who says what.
+
+    Raises:
+        NotGenuine: nobody with a key that counts has made it.
+    """
+    text, _, sealed = body.partition(b"\n")
+    if len(body) > MOST_BYTES:
+        raise NotGenuine("it is too long")
+    header = Header.read(text)
+    key = keys.find(header.host, header.generation, Purpose(header.purpose))
+    try:
+        content = json.loads(key.open(sealed, text))
+    except (ValueError, RecursionError) as problem:
+        raise NotGenuine("what it says cannot be read") from problem
+    if not isinstance(content, dict):
+        raise NotGenuine("it is no object")
+    return header, content
+
+
+class Refusals:
+    """Messages that were not taken in: counted, and said at most once a minute for each host."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter()
+        self._said: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def count(self, host: str, why: object) -> None:
+        with self._lock:
+            self.counted[host] += 1
+            if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
+                return
+            self._said[host] = time.monotonic()
+            if len(self._said) > REMEMBERED:
+                self._said.popitem(last=False)
+        log.warning("a message in the name of host %.80s is refused (%d so far): %s", host, self.counted[host], why)
+
+
+class _Questions:
+    """Those that were sent and have no answer yet."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[Header, Future[Any]]] = {}
+
+    def put(self, header: Header) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting[header.id] = header, future
+        return future
+
+    def drop(self, header: Header) -> None:
+        self._waiting.pop(header.id, None)
+
+    def answered(self, header: Header, content: Any) -> None:
+        """An answer counts when it is of the host that was asked, under the key of the question."""
+        asked, future = self._waiting.get(header.id, (None, None))
+        if asked is None or future is None:
+            return
+        if (asked.host, asked.generation, asked.purpose) != (header.host, header.generation, header.purpose):
+            raise NotGenuine("it answers what another host was asked")
+        if self._waiting.pop(header.id, None) is not None:
+            future.set_result(content)
+
+
+class HostSide:
+    """An agent's end. ``prefix`` begins every name at the broker."""
+
+    def __init__(self, connect: Connect, keys: Keys, host: str, prefix: str = PREFIX) -> None:
+        self._connect, self._keys, self._host, self._prefix = connect, keys, host, prefix
+        self._questions, self.refusals = _Questions(), Refusals()
+        self._methods: dict[str, tuple[Purpose, Method]] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="asked")
+        self._sender, self._lock = Sender(connect), threading.Lock()
+        self._listener: Listener | None = None
+
+    def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
+        """Answer these, each asked under a key of this purpose."""
+        self._methods.update(methods)
+        self._listening()
+
+    def ask(self, door: str, method: str, content: dict[str, Any], timeout: float) -> Any:
+        """Ask the conductors, at one of their doors: REPORTS, HEARTBEATS.
+
+        Raises:
+            NoAnswer: none answered in time. Problem: what it answered with.
+        """
+        until = time.monotonic() + timeout
+        header, body = pack(self._keys.newest(self._host, Purpose.COMMAND), method, content)
+        future = self._questions.put(header)
+        try:
+            if self._listening().is_ready.wait(timeout) and self._sender.send(
+                    exchange(self._prefix), f"{door}.{self._host}", body, timeout):
+                return result(future.result(max(0.0, until - time.monotonic())))
+        except TimeoutError:
+            pass
+        finally:
+            self._questions.drop(header)
+        raise errors.NoAnswer(f"The conductors did not answer {method} within {timeout:g} s.")
+
+    def _listening(self) -> Listener:
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(self._connect, "from-control", self._declare)
+            return self._listener
+
+    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+        queue = host_queue(self._prefix, self._host)
+        channel.queue_declare(queue, durable=True, auto_delete=False,
+                              arguments={"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED})
+        return {queue: self._take}
+
+    def _take(self, body: bytes) -> None:
+        try:
+            header, content = unpack(self._keys, body)
+            if header.method == ANSWER:
+                self._questions.answered(header, content)
+                return
+            purpose, method = self._methods.get(header.method, (None, None))
+            if method is None or purpose != header.purpose:
+                raise NotGenuine(f"nobody may ask {header.method} with a key of purpose {header.purpose}")
+            self._remember(header)
+        except NotGenuine as problem:
+            self.refusals.count(self._host, problem)
+            return
+        self._pool.submit(self._answer, header, method, content)
+
+    def _remember(self, header: Header) -> None:
+        if header.id in self._seen:
+            raise NotGenuine("it has come before")
+        self._seen[header.id] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _answer(self, header: Header, method: Method, content: dict[str, Any]) -> None:
+        answer = answered(method, content)
+        if header.answer_to:
+            key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
+            self._sender.send(exchange(self._prefix), f"{ANSWERS}.{header.answer_to}.{self._host}",
+                              pack(key, ANSWER, answer, header.id)[1], SECONDS_FOR_ANSWERS)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._sender.close()
+
+
+class ControlSide:
+    """The end of a conductor, which serves, or of the API, which only asks."""
+
+    def __init__(self, connect: Connect, keys: Keys, prefix: str = PREFIX) -> None:
+        self._connect, self._keys, self._prefix = connect, keys, prefix
+        self._name = uuid.uuid4().hex
+        self._questions, self.refusals = _Questions(), Refusals()
+        self._doors: dict[str, dict[str, Method]] = {}
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="told")
+        self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()
+
+    def serve(self, reports: Mapping[str, Method], heartbeats: Mapping[str, Method]) -> None:
+        """Take in what hosts say; each method gets the host's name first. Heartbeats are answered by one thread, one
+        after the other."""
+        self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
+        self._listening()
+
+    def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
+        """Send and forget; False when it is lost: the broker is away, or the host has no queue there."""
+        return self._asking.send("", host_queue(self._prefix, host),
+                                 pack(self._keys.newest(host, purpose), method, content)[1], SECONDS_FOR_COMMANDS)
+
+    def call(self, host: str, method: str, purpose: Purpose, content: dict[str, Any], timeout: float) -> Any:
+        """Ask a host.
+
+        Raises:
+            NoAnswer: it did not answer in time. Problem: what it answered with.
+        """
+        until = time.monotonic() + timeout
+        header, body = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
+        future = self._questions.put(header)
+        try:
+            if self._listening().is_ready.wait(timeout) and self._asking.send(
+                    "", host_queue(self._prefix, host), body, timeout):
+                return result(future.result(max(0.0, until - time.monotonic())))
+        except TimeoutError:
+            pass
+        finally:
+            self._questions.drop(header)
+        raise errors.NoAnswer(f"{host} did not answer {method} within {timeout:g} s.")
+
+    def _listening(self) -> Listener:
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(self._connect, FROM_HOSTS, self._declare)
+            return self._listener
+
+    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+        heard = exchange(self._prefix)
+        channel.exchange_declare(heard, "topic", durable=True, auto_delete=False)
+        own = f"{self._prefix}-{ANSWERS}.{self._name}"
+        channel.queue_declare(own, durable=False, exclusive=False, auto_delete=True)
+        channel.queue_bind(own, heard, f"{ANSWERS}.{self._name}.#")
+        takes: dict[str, Callable[[bytes], None]] = {own: self._take_answer}
+        for door in self._doors:
+            queue = f"{self._prefix}-{door}"
+            channel.queue_declare(queue, durable=True, auto_delete=False)
+            channel.queue_bind(queue, heard, f"{door}.#")
+            takes[queue] = partial(self._take, door)
+        return takes
+
+    def _take_answer(self, body: bytes) -> None:
+        self._opened(body, lambda header, content: self._questions.answered(header, content))
+
+    def _take(self, door: str, body: bytes) -> None:
+        def take(header: Header, content: Any) -> None:
+            method = self._doors[door].get(header.method)
+            if method is None or header.purpose != Purpose.COMMAND:
+                raise NotGenuine(f"{header.method} is not asked there")
+            if door == HEARTBEATS:
+                self._answer(header, method, content)
+            else:
+                self._pool.submit(self._answer, header, method, content)
+        self._opened(body, take)
+
+    def _opened(self, body: bytes, take: Callable[[Header, Any], None]) -> None:
+        try:
+            take(*unpack(self._keys, body))
+        except NotGenuine as problem:
+            self.refusals.count(_claimed(body), problem)
+        except errors.Problem as problem:
+            log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
+
+    def _answer(self, header: Header, method: Method, content: dict[str, Any]) -> None:
+        """A refusal is told to nobody else than the log: who has a key says nothing that is refused."""
+        try:
+            answer = answered(method, {**content, "host": header.host}, NotGenuine)
+            key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
+        except (NotGenuine, errors.Unavailable) as problem:
+            self.refusals.count(header.host, problem)
+            return
+        self._answering.send("", host_queue(self._prefix, header.host), pack(key, ANSWER, answer, header.id)[1],
+                             SECONDS_FOR_ANSWERS)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._asking.close()
+        self._answering.close()
+
+
+def _claimed(body: bytes) -> str:
+    """In whose name a message comes that proves nothing."""
+    try:
+        return Header.read(body.partition(b"\n")[0]).host
+    except NotGenuine:
+        return "(nobody)"

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of the hosts of one cloud on this machine: what ``kilonova host add`` does for an operator.
+
+Used by deploy/commands/up.py once the database is there. Repeatable: a file follows from what the database says counts.
+"""
+from __future__ import annotations
+
+from functools import partial
+
+from deploy.cloud import Cloud
+from deploy.configuration import write_secret
+
+
+def make(cloud: Cloud) -> None:
+    """Give each host a key, and its key file."""
+    from common import config
+    from common.store import host_keys
+    from common.store.engine import Store
+    conf = config.load(str(cloud.config()))
+    store = Store.opened(conf.database)
+    try:
+        for host in cloud.hosts:
+            store.write(partial(host_keys.ensure, host=host))
+        keys = host_keys.of_all(store, conf)
+        for number, host in enumerate(cloud.hosts, 1):
+            own = keys.for_host(host, cloud.host_broker_url(host))
+            write_secret(cloud.state_folder(number) / "host.key", own.text())
+    finally:
+        store.close()

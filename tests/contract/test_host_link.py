@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between hosts and the control plane on a real RabbitMQ: they arrive, or are known to be lost in time; and
+whoever reads and writes everything there can make none, and use none again."""
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common import config, errors
+from common.broker_identities import HEARTBEATS, REPORTS, exchange, host_queue
+from common.clock import Clock
+from common.host_keys import AllKeys, Generations, OwnKeys, Purpose, derive
+from common.models import (
+    Access,
+    Command,
+    DomainState,
+    Heartbeat,
+    HeartbeatAnswer,
+    ImageRef,
+    Result,
+    Sync,
+    SyncAnswer,
+)
+from common.rpc import agent, conductor
+from common.rpc.broker import opener
+from common.rpc.host_link import ControlSide, HostSide, pack
+from deploy.servers import free_ports
+from tests.contract.test_rpc import Told, no_answer, seconds
+from tests.faults import Wire
+from tests.waiting import await_true
+
+SECRETS = {Purpose.COMMAND: "conductors'", Purpose.QUERY: "everybody's"}
+COMMAND = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name": "ü", "deep": [None, 1.5]}})
+
+
+class World:
+    """Both ends, for a test alone. ``generations`` is what the database would say."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.prefix = url, f"t{uuid.uuid4().hex[:8]}"
+        self.generations = {name: Generations(1) for name in ("h1", "h2", "h3")}
+        self._opened: list[Any] = []
+
+    def keys(self, secrets: dict[Purpose, str] = SECRETS) -> AllKeys:
+        return AllKeys(secrets, lambda: dict(self.generations), Clock(), good_for=0)
+
+    def control(self, url: str = "", secrets: dict[Purpose, str] = SECRETS) -> ControlSide:
+        self._opened.append(ControlSide(opener(config.load(), url or self.url), self.keys(secrets), self.prefix))
+        return self._opened[-1]
+
+    def host(self, name: str = "h1", url: str = "", keys: OwnKeys | None = None) -> HostSide:
+        self._opened.append(HostSide(opener(config.load(), url or self.url), keys or self.keys().for_host(name), name,
+                                     self.prefix))
+        return self._opened[-1]
+
+    def serving(self, name: str, told: Told, url: str = "") -> HostSide:
+        """A host that listens."""
+        link = self.host(name, url)
+        agent.serve(link, told)
+        assert link._listening().is_ready.wait(5)
+        return link
+
+    def listening(self, told: Told, url: str = "") -> ControlSide:
+        """A conductor that listens."""
+        link = self.control(url)
+        conductor.listen(link, told)
+        assert link._listening().is_ready.wait(5)
+        return link
+
+    def write(self, exchange: str, key: str, body: bytes) -> None:
+        """As somebody with the broker's password does."""
+        with opener(config.load(), self.url)() as connection:
+            channel = connection.default_channel
+            channel.basic_publish(channel.prepare_message(body, content_encoding="binary"), exchange=exchange,
+                                  routing_key=key)
+
+    def read(self, queue: str) -> list[bytes]:
+        """All that lies in a queue, which is empty then."""
+        with opener(config.load(), self.url)() as connection:
+            channel, found = connection.default_channel, []
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                found.append(message.body if isinstance(message.body, bytes) else message.body.encode())
+            return found
+
+    def close(self) -> None:
+        for link in self._opened:
+            link.close()
+
+
+@pytest.fixture
+def world(rabbitmq_url: str) -> Iterator[World]:
+    made = World(rabbitmq_url)
+    yield made
+    made.close()
+
+
+# --- what is said arrives ---
+def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
+    said = Sync("h1", 3, "boot", False, ["k"], [Result("k", "s", 2, "done", {"power_state": 1})], None,
+                [DomainState("s", 4, 2)], cookie="c")
+    answer = SyncAnswer(3, ["k"], [COMMAND], {"s": 2}, cookie="d")
+    told = Told((answer, Access("http://image", "token")))
+    world.listening(told)
+    client = conductor.Client(world.host())
+    assert client.sync(said, 5) == (answer, Access("http://image", "token"))
+    told.answer = (SyncAnswer(0), None)
+    assert client.sync(said, 5) == (SyncAnswer(0), None)
+    assert told.told == [(said,), (said,)]
+
+
+def test_a_heartbeat_arrives_as_it_was_said(world: World) -> None:
+    told, said = Told(HeartbeatAnswer(True, "c")), Heartbeat("h1", 3, "domains", "b")
+    world.listening(told)
+    client = conductor.Client(world.host())
+    assert client.heartbeat(said, 5) == HeartbeatAnswer(True, "c")
+    told.answer = HeartbeatAnswer(False)
+    assert client.heartbeat(said, 5) == HeartbeatAnswer(False)
+    assert set(told.told) == {(said,)}
+
+
+def test_commands_reach_the_host_they_are_for(world: World) -> None:
+    here, there = Told(), Told()
+    world.serving("h1", here)
+    world.serving("h2", there)
+    client = agent.Client(world.control())
+    assert client.do("h1", [COMMAND, COMMAND], Access("u", "t"))
+    assert client.do("h1", [], None)
+    assert client.do("h3", [COMMAND], None) is False, "nobody reads for that host"
+    assert client.do("h9", [COMMAND], None) is False, "that host has no key"
+    assert sorted(here.wait_for(2), key=lambda what: len(what[0])) == [
+        ([], None), ([COMMAND, COMMAND], Access("u", "t"))]
+    assert there.told == []
+
+
+def test_images_to_fetch_ahead_reach_their_host(world: World) -> None:
+    images = [ImageRef("i", "raw", 7, "sha512", "abc", {"os_type": "linux"}), ImageRef("j")]
+    here = Told()
+    world.serving("h1", here)
+    client = agent.Client(world.control())
+    assert client.cache_images("h1", images, Access("u", "t"))
+    assert client.cache_images("h3", images, Access("u", "t")) is False
+    assert here.wait_for(1) == [(images, Access("u", "t"))]
+
+
+def test_a_host_is_asked_and_its_problems_travel(world: World) -> None:
+    here = Told({"x": 1})
+    world.serving("h1", here)
+    client = agent.Client(world.control())
+    assert client.query("h1", "v", {"a": "ü"}) == {"x": 1}
+    assert here.told == [("v", {"a": "ü"})]
+
+    class Failing(Told):
+        problem: Exception = errors.NotFound("It has none.")
+
+        def query(self, verb: str, arguments: dict[str, Any]) -> Any:
+            raise self.problem
+    failing = Failing()
+    world.serving("h2", failing)
+    with pytest.raises(errors.NotFound, match="It has none."):
+        client.query("h2", "v", {})
+    failing.problem = KeyError("/secret/path")
+    with pytest.raises(errors.Problem) as caught:
+        client.query("h2", "v", {})
+    assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
+
+
+def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
+    both = Told((SyncAnswer(3), None)), Told((SyncAnswer(3), None))
+    for told in both:
+        world.listening(told)
+    clients = [conductor.Client(world.host(name)) for name in ("h1", "h2")]
+    for number in range(20):
+        clients[number % 2].sync(Sync(f"h{number % 2 + 1}", 3, number=number), 5)
+    heard = Counter(said.number for told in both for (said,) in told.told)
+    assert heard == Counter(range(20)) and all(told.told for told in both)
+
+
+# --- what is lost is known in time ---
+def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: World) -> None:
+    released, client = threading.Event(), agent.Client(world.control())
+    assert seconds(no_answer(lambda: client.query("h3", "v", {}, timeout=1))) < 2
+
+    class Slow(Told):
+        def query(self, verb: str, arguments: dict[str, Any]) -> Any:
+            released.wait(30)
+            return {}
+    world.serving("h1", Slow())
+    assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
+    released.set()
+    asking = conductor.Client(world.host("h2"))
+    assert seconds(no_answer(lambda: asking.sync(Sync("h2", 3), 1))) < 2
+    assert asking.heartbeat(Heartbeat("h2", 3), 0.5) is None
+
+
+def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
+    nowhere = f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/"
+    control, host = world.control(nowhere), world.host("h1", nowhere)
+    client = agent.Client(control)
+    assert seconds(lambda: client.do("h1", [], None)) < 2
+    assert client.do("h1", [], None) is False
+    assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2.5
+    assert seconds(no_answer(lambda: conductor.Client(host).sync(Sync("h1", 3), 1))) < 2.5
+    assert seconds(lambda: (control.close(), host.close())) < 8
+
+
+@pytest.mark.parametrize("cut", ["the host's", "the conductor's"])
+def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
+    wire = Wire(world.url)
+    through = wire.url.render_as_string(hide_password=False)
+    told = Told(HeartbeatAnswer(True))
+    world.listening(told, through if cut == "the conductor's" else "")
+    client = conductor.Client(world.host("h1", through if cut == "the host's" else ""))
+    beat = Heartbeat("h1", 3)
+    await_true(lambda: client.heartbeat(beat, 1))
+    wire.cut()
+    await_true(lambda: client.heartbeat(beat, 1), 10)
+    wire.freeze()
+    assert seconds(lambda: client.heartbeat(beat, 1)) < 3
+    wire.thaw()
+    await_true(lambda: client.heartbeat(beat, 1), 15)
+    wire.close()
+
+
+# --- who reads and writes everything at the broker can do nothing with it ---
+def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None:
+    link = world.serving("h1", Told())
+    link._listener.close()  # type: ignore[union-attr]  # its messages stay in its queue
+    secret = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"admin_pass": "S3CRET"}})
+    assert agent.Client(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
+    found = world.read(host_queue(world.prefix, "h1"))
+    assert len(found) == 1 and b"S3CRET" not in found[0] and b"T0KEN" not in found[0]
+    assert json.loads(found[0].partition(b"\n")[0])["host"] == "h1"
+
+
+def test_a_message_that_comes_twice_is_taken_in_once(world: World) -> None:
+    here = Told()
+    link = world.serving("h1", here)
+    _, body = pack(derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None})
+    for _ in range(3):
+        world.write("", host_queue(world.prefix, "h1"), body)
+    await_true(lambda: link.refusals.counted["h1"] == 2)
+    assert here.told == [([], None)]
+
+
+@pytest.mark.parametrize("forged", [
+    derive("guessed", "h1", 1, Purpose.COMMAND),            # no key of ours
+    derive("conductors'", "h2", 1, Purpose.COMMAND),        # another host's command
+    derive("conductors'", "h1", 2, Purpose.COMMAND),        # another generation
+    derive("everybody's", "h1", 1, Purpose.QUERY)],         # the API's key makes no command
+    ids=["guessed", "another host's", "another generation", "the API's"])
+def test_a_command_that_no_conductor_made_is_refused(world: World, forged: Any) -> None:
+    here = Told()
+    link = world.serving("h1", here)
+    world.write("", host_queue(world.prefix, "h1"), pack(forged, "do", {"commands": [], "access": None})[1])
+    await_true(lambda: link.refusals.counted["h1"] == 1)
+    assert here.told == []
+
+
+def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
+    here, told = Told({}), Told((SyncAnswer(3), None))
+    link, control = world.serving("h1", here), world.listening(told)
+    good = pack(derive("conductors'", "h1", 1, Purpose.COMMAND), "do", {"commands": [], "access": None})[1]
+    head = json.loads(good.partition(b"\n")[0])
+    bad = [b"", b"\n", b"{}", b"{}\n", b"[]\nx", good[:-1], good.replace(b'"do"', b'"query"', 1), b"\xff\xfe\n\x00",
+           json.dumps({**head, "purpose": "root"}).encode() + b"\nx", json.dumps({**head, "host": 7}).encode() + b"\nx",
+           json.dumps({**head, "generation": "1"}).encode() + b"\nx", b"[" * 100_000 + b"\n"]
+    for body in bad:
+        world.write("", host_queue(world.prefix, "h1"), body)
+        world.write(exchange(world.prefix), f"{REPORTS}.h1", body)
+        world.write(exchange(world.prefix), f"{HEARTBEATS}.h1", body)
+    assert agent.Client(control).query("h1", "v", {}) == {}
+    assert conductor.Client(world.host("h2")).sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
+    assert (link.refusals.counted["h1"], here.told) == (len(bad), [("v", {})])
+    assert told.told == [(Sync("h2", 3),)]
+
+
+def test_a_host_speaks_for_itself_alone(world: World) -> None:
+    """Neither in another's name under its own key, nor under a name that it made up."""
+    told = Told((SyncAnswer(3), None))
+    control = world.listening(told)
+    stolen = conductor.Client(world.host("h1"))
+    assert seconds(no_answer(lambda: stolen.sync(Sync("h2", 3), 1))) < 2
+    assert stolen.heartbeat(Heartbeat("h2", 3), 0.5) is None
+    own = world.keys().for_host("h1")
+    lying = world.host("h2", keys=OwnKeys("h2", 1, own.secrets))
+    no_answer(lambda: conductor.Client(lying).sync(Sync("h2", 3), 1))()
+    assert told.told == []
+    assert control.refusals.counted == {"h1": 2, "h2": 1}
+
+
+def test_an_answer_of_another_host_is_none(world: World) -> None:
+    """A host that was asked something cannot answer for the next one."""
+    world.serving("h1", Told({"x": 1}))
+    control = world.control()
+    header, _ = pack(control._keys.newest("h2", Purpose.QUERY), "query", {}, answer_to=control._name)
+    future = control._questions.put(header)
+    assert agent.Client(control).query("h1", "v", {}) == {"x": 1}
+    forged = pack(derive("everybody's", "h1", 1, Purpose.QUERY), "answer", {"result": "forged"}, header.id)[1]
+    world.write(exchange(world.prefix), f"answers.{control._name}.h1", forged)
+    await_true(lambda: control.refusals.counted["h1"] == 1)
+    assert not future.done()
+
+
+def test_a_host_whose_key_was_taken_away_is_not_heard(world: World) -> None:
+    told = Told((SyncAnswer(3), None))
+    world.listening(told)
+    link = world.host("h1")
+    client = conductor.Client(link)
+    assert client.sync(Sync("h1", 3), 5)[0].session == 3
+    world.generations["h1"] = Generations(2)
+    assert seconds(no_answer(lambda: client.sync(Sync("h1", 3), 1))) < 2
+    link.close()
+    assert conductor.Client(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, "with its new key it is"

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of hosts: who has which, for what they are good, and what becomes of them."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common import errors
+from common.host_keys import AllKeys, Generations, NotGenuine, OwnKeys, Purpose, derive
+
+SECRETS = {Purpose.COMMAND: "one", Purpose.QUERY: "two"}
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Table:
+    """What the database says of generations; counts how often it is asked."""
+
+    def __init__(self, **hosts: Generations) -> None:
+        self.hosts, self.looks, self.clock = dict(hosts), 0, Clock()
+
+    def __call__(self) -> dict[str, Generations]:
+        self.looks += 1
+        return dict(self.hosts)
+
+    def keys(self, secrets: dict[Purpose, str] = SECRETS) -> AllKeys:
+        return AllKeys(secrets, self, self.clock)  # type: ignore[arg-type]  # the same interface
+
+
+def test_what_is_sealed_is_opened_with_the_same_key_and_header_only() -> None:
+    key = derive("one", "h1", 1, Purpose.COMMAND)
+    sealed = key.seal(b"secret", b"header")
+    assert b"secret" not in sealed
+    assert derive("one", "h1", 1, Purpose.COMMAND).open(sealed, b"header") == b"secret"
+    others = [derive("one", "h2", 1, Purpose.COMMAND), derive("one", "h1", 2, Purpose.COMMAND),
+              derive("one", "h1", 1, Purpose.QUERY), derive("two", "h1", 1, Purpose.COMMAND)]
+    for other, text, header in [(key, sealed, b"another"), (key, sealed[:-1] + bytes([sealed[-1] ^ 1]), b"header"),
+                                (key, b"", b"header"), (key, b"x" * 12, b"header"),
+                                *((other, sealed, b"header") for other in others)]:
+        with pytest.raises(NotGenuine):
+            other.open(text, header)
+
+
+def test_the_host_has_its_own_keys_and_no_others() -> None:
+    control = Table(h1=Generations(3), h2=Generations(3)).keys()
+    own = control.for_host("h1", "rabbit://h1")
+    for purpose in Purpose:
+        assert own.newest("h1", purpose) == control.newest("h1", purpose) != control.newest("h2", purpose)
+    for host, generation in (("h2", 3), ("h1", 2)):
+        with pytest.raises(NotGenuine):
+            own.find(host, generation, Purpose.COMMAND)
+
+
+def test_without_the_secret_there_are_no_keys_of_that_purpose() -> None:
+    """The API has no way to make a command."""
+    api = Table(h1=Generations(1)).keys({Purpose.COMMAND: "", Purpose.QUERY: "two"})
+    assert api.newest("h1", Purpose.QUERY)
+    with pytest.raises(errors.Unavailable, match="no secret"):
+        api.newest("h1", Purpose.COMMAND)
+
+
+def test_a_generation_counts_until_the_next_and_as_long_as_it_may() -> None:
+    table = Table(h1=Generations(1))
+    keys = table.keys()
+    assert keys.find("h1", 1, Purpose.COMMAND).generation == 1
+    table.hosts["h1"], table.clock.now = Generations(2, accepts_previous=True), 10
+    assert [keys.find("h1", generation, Purpose.COMMAND).generation for generation in (1, 2)] == [1, 2]
+    assert keys.newest("h1", Purpose.COMMAND).generation == 2
+    table.hosts["h1"], table.clock.now = Generations(2), 20
+    for generation in (0, 1, 3):
+        with pytest.raises(NotGenuine, match="does not count"):
+            keys.find("h1", generation, Purpose.COMMAND)
+    del table.hosts["h1"]
+    table.clock.now = 30
+    with pytest.raises(NotGenuine, match="host add"):
+        keys.find("h1", 2, Purpose.COMMAND)
+
+
+def test_strangers_do_not_keep_the_database_busy() -> None:
+    table = Table(h1=Generations(1))
+    keys = table.keys()
+    for number in range(100):
+        table.clock.now += 0.01
+        with pytest.raises(NotGenuine):
+            keys.find(f"stranger-{number}", 1, Purpose.COMMAND)
+    assert table.looks <= 11
+    table.hosts["h2"] = Generations(1)
+    table.clock.now += 0.2
+    assert keys.find("h2", 1, Purpose.COMMAND), "a new host is found at once"
+
+
+def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+    own = Table(h1=Generations(2)).keys().for_host("h1", "rabbit://h1:x@broker/")
+    path = tmp_path / "host.key"
+    path.write_text(own.text())
+    path.chmod(0o600)
+    assert OwnKeys.read(path, "h1") == own
+    assert "x@broker" not in repr(own) and own.secrets[Purpose.COMMAND] not in repr(own)
+    assert own.secrets[Purpose.COMMAND] not in repr(own.newest("h1", Purpose.COMMAND))
+
+
+@pytest.mark.parametrize(("text", "mode", "said"), [
+    (None, 0o600, "has no key file .*kilonova host add h1"), ("{", 0o600, "cannot be used"),
+    ('{"host": "h1", "generation": 1, "keys": {"command": "ab", "query": "cd"}}', 0o600, "cannot be used"),
+    ("good", 0o640, "others may read"), ("good h2", 0o600, "is of host h2")])
+def test_a_key_file_that_cannot_be_used_is_said(tmp_path: Path, text: str | None, mode: int, said: str) -> None:
+    path = tmp_path / "host.key"
+    if text is not None:
+        host = "h2" if text == "good h2" else "h1"
+        good = Table(**{host: Generations(1)}).keys().for_host(host).text()
+        path.write_text(good if text.startswith("good") else text)
+        path.chmod(mode)
+    with pytest.raises(ValueError, match=said):
+        OwnKeys.read(path, "h1")
