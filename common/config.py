@@ -59,8 +59,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("state_dir", default="/var/lib/kilonova",
                    help="Folder for what must survive a restart: journal, guests' disks, image cache."),
         cfg.StrOpt("secret_key", default="", secret=True,
-                   help="Keeps passwords in the database unreadable; any long random text, the same for all API and "
-                        "conductor processes. Several, separated by commas: the first is used, all are understood."),
+                   help="Keeps passwords in the database unreadable and signs what opens images for hosts; any long "
+                        "random text, the same for all API, conductor and image gateway processes. Several, separated "
+                        "by commas: the first is used, all are understood."),
         cfg.IntOpt("reclaim_instance_interval", default=0, min=0,
                    help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
         cfg.IntOpt("shelved_offload_time", default=0, min=-1,
@@ -295,6 +296,16 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
         cfg.IntOpt("cache_seconds", default=30, min=0, max=3600, help="How long a found image is remembered."),
+    ),
+    "image_gateway": (
+        cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the image gateway listens on."),
+        cfg.PortOpt("port", default=9293, help="Its port."),
+        cfg.IntOpt("workers", default=1, min=1, max=64, help="Its processes: about one for each processor that images "
+                                                             "may use."),
+        cfg.IntOpt("threads", default=32, min=1, max=256,
+                   help="Threads of each process: images that it passes on at the same time."),
+        cfg.Opt("url", type=_url(("http://", "https://")), default="http://127.0.0.1:9293",
+                help="URL under which hosts reach it."),
     ),
     "network": (
         cfg.StrOpt("endpoint", help="URL of the network service; default: from the catalogue. When that has none "

@@ -311,8 +311,8 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What opens the image service for a host: its URL and a short token, minted for the message. Never
-    journalled, never printed."""
+    """What opens images for a host: the image gateway's URL and a ticket (``common.image_tickets``), made for the
+    message. Never journalled, never printed."""
 
     url: str
     token: str = field(repr=False)

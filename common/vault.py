@@ -51,9 +51,17 @@ class Vault:
         Raises:
             Unavailable: there is no key.
         """
+        return self.derive_all(purpose)[0]
+
+    def derive_all(self, purpose: str) -> list[str]:
+        """The same of every key: what was made with any of them is still known.
+
+        Raises:
+            Unavailable: there is no key.
+        """
         if not self._keys:
             raise errors.Unavailable(_NO_KEY)
-        return hmac.new(self._keys[0].encode(), purpose.encode(), hashlib.sha256).hexdigest()
+        return [hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest() for key in self._keys]
 
     def _box(self) -> Any:
         from cryptography.fernet import Fernet, MultiFernet

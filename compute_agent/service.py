@@ -21,6 +21,7 @@ from oslo_config import cfg
 from common import errors, service
 from common.clock import Clock
 from common.host_keys import OwnKeys
+from common.image_tickets import uses_image
 from common.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
@@ -40,7 +41,7 @@ PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
 PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
 ENDING = 5.0                 #: seconds for threads to end
 WITHOUT = 60.0               #: seconds without heartbeats when one had no answer: conductors may not know them
-_OLD_TOKEN = "the image service does not accept the token any more"
+_OLD_TICKET = "the image gateway does not accept the ticket (any more)"
 
 
 class Host:
@@ -55,7 +56,7 @@ class Host:
         self._peer, self._facts = peer, facts or {}
         self._questions = Questions(driver, consoles)
         self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
-        self._access: Access | None = None
+        self._access: dict[str, Access] = {}        # by the key of the command that it came with
         self._beats_from = 0.0
         self._moved: set[str] = set()
         self._threads: list[threading.Thread] = []
@@ -66,11 +67,17 @@ class Host:
     # --- what others call ---
     def do(self, commands: list[Command], access: Access | None) -> None:
         with self._work:
-            self._access = access or self._access
             self._agent.accept(commands)
+            self._keep(commands, access)
             self._work.notify_all()
             if self._agent.has_news():
                 self._speak.set()
+
+    def _keep(self, commands: list[Command], access: Access | None) -> None:
+        """What opens the images of these commands, and of no others; what is not in hand any more is forgotten."""
+        if access is not None:
+            self._access |= {command.key: access for command in commands if uses_image(command)}
+        self._access = {key: self._access[key] for key in self._access.keys() & self._agent.in_hand()}
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
         self._prefetch.add(images, access)
@@ -160,17 +167,16 @@ class Host:
             work.measured = dict(numbers)
             self._agent.is_alive(work)
 
+        def access() -> Access:
+            if (found := self._access.get(work.command.key)) is None:
+                raise errors.Unavailable("no ticket for the image came with the command")
+            return found
+
         def read_image(image: str) -> Iterator[bytes]:
-            if self._access is None:
-                raise errors.Unavailable("no access to the image service came with the command")
-            return self._images.download(self._access, image)
+            return self._images.download(access(), image)
 
         def write_image(image: str) -> ImageWriter:
-            def write(chunks: Iterator[bytes]) -> None:
-                if self._access is None:
-                    raise errors.Unavailable("no access to the image service came with the command")
-                self._images.upload(self._access, image, chunks)
-            return write
+            return lambda chunks: self._images.upload(access(), image, chunks)
 
         def cancelled() -> bool:
             self._agent.is_alive(work)
@@ -262,8 +268,8 @@ class Host:
                 self._moved |= moved
             raise
         with self._work:
-            self._access = access or self._access
             self._agent.answered(request, answer)
+            self._keep(answer.commands, access)
             self._work.notify_all()
             if answer.session == 0 or self._agent.has_news():
                 self._speak.set()
@@ -308,8 +314,8 @@ class Host:
 
 
 class Images:
-    """The image service, with the access that came with a command. A token that is no longer accepted means that the
-    command is sent again with a new one."""
+    """The image gateway, with the access that came with a command. A ticket that is not accepted any more means that
+    the command is sent again with a new one."""
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
         """An image's bytes."""
@@ -317,7 +323,7 @@ class Images:
         try:
             yield from Client(access.url, cache_seconds=0).download(image, access.token)
         except errors.Unauthorized as problem:
-            raise errors.Unavailable(_OLD_TOKEN) from problem
+            raise errors.Unavailable(_OLD_TICKET) from problem
 
     def upload(self, access: Access, image: str, chunks: Iterator[bytes]) -> None:
         """Store an image's bytes."""
@@ -329,7 +335,7 @@ class Images:
             if Client(access.url, cache_seconds=0).show(image, access.token).status != "active":
                 raise
         except errors.Unauthorized as problem:
-            raise errors.Unavailable(_OLD_TOKEN) from problem
+            raise errors.Unavailable(_OLD_TICKET) from problem
 
 
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from common.clock import Clock
@@ -282,6 +282,10 @@ class Agent:
     def is_working_on(self, server: str) -> bool:
         """Is a command for this server being carried out? Its result will say how the domain is."""
         return any(work.running and work.command.server == server for work in self._work.values())
+
+    def in_hand(self) -> Set[str]:
+        """The keys of the commands that wait or are carried out."""
+        return self._work.keys()
 
     def has_news(self) -> bool:
         """Is there something that should not wait for the next periodic exchange?"""

@@ -29,6 +29,7 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     from common.clients import limits, network_records
     from common.clients.identity import Identity
     from common.clients.image import Client
+    from common.clients.own_images import OwnImages
     from common.notifications.options import Telling
     from common.rpc import agent, conductor
     from common.rpc.broker import opener
@@ -45,7 +46,7 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
     _opened.extend((transport, link, store))
     identity = Identity(conf)
-    images = Client(conf.image.endpoint or (lambda: identity.image_access().url), conf.image.cache_seconds)
+    images = Client(identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     keystone = limits.configured(conf)
     if keystone is not None:

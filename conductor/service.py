@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from oslo_config import cfg
 
@@ -23,6 +24,7 @@ from common import errors, service
 from common.clients.identity import Identity
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
+from common.image_tickets import MOST, Gateway, Tickets
 from common.models import (
     Access,
     Command,
@@ -65,46 +67,50 @@ LOOPBACK_LIMIT = 5.0
 ALL_AT_ONCE = 256
 NO_SECRET = ("kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
              "random text, the same for all conductors and on no other machine")
+T = TypeVar("T")
 STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
-    """The real post: RPC clients, and a token for hosts that will fetch images."""
+    """The real post: RPC clients, and tickets for hosts that read or write images."""
 
-    def __init__(self, transport: Transport, link: ControlSide, identity: Identity) -> None:
+    def __init__(self, transport: Transport, link: ControlSide, gateway: Gateway) -> None:
         self._agents = agent_rpc.Client(link)
         self._scheduler = scheduler_rpc.Client(transport)
-        self._identity = identity
+        self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
         """Ask a scheduler once: what waits behind this must not wait for its repetition, which the runner makes."""
         return self._scheduler.select(specs, fresh)
 
     def do(self, host: str, commands: list[Command]) -> None:
-        """Cast; without a token nothing is sent, and the host's next sync asks for it again."""
-        try:
-            access = self.access_for(commands)
-        except errors.Unavailable as problem:
-            log.warning("commands for host %s wait: %s", host, problem)
-            return
-        self._agents.do(host, commands, access)
+        """Cast; without a ticket nothing is sent, and the host's next sync asks for it again."""
+        for some in _parts(commands):
+            try:
+                access = self.access_for(host, some)
+            except errors.Unavailable as problem:
+                log.warning("commands for host %s wait: %s", host, problem)
+                return
+            self._agents.do(host, some, access)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Cast; without a token nothing is sent, and the sweep sends it again later."""
-        try:
-            access = self._identity.image_access()
-        except errors.Unavailable as problem:
-            log.warning("images for host %s to fetch ahead wait: %s", host, problem)
-            return
-        self._agents.cache_images(host, images, access)
+        """Cast; without a ticket nothing is sent, and the sweep sends it again later."""
+        for some in _parts(images):
+            try:
+                access = self._gateway.for_reading(host, [image.id for image in some])
+            except errors.Unavailable as problem:
+                log.warning("images for host %s to fetch ahead wait: %s", host, problem)
+                return
+            self._agents.cache_images(host, some, access)
 
-    def access_for(self, commands: list[Command]) -> Access | None:
-        """The image service's URL and a token, when one of these commands fetches an image."""
-        return self._identity.image_access() if any(_fetches(command) for command in commands) else None
+    def access_for(self, host: str, commands: list[Command]) -> Access | None:
+        """The image gateway's URL and a ticket for the images of these commands, when they have any."""
+        return self._gateway.for_commands(host, commands)
 
 
-def _fetches(command: Command) -> bool:
-    return bool(command.args.get("image_id") or command.args.get("image") or command.args.get("guest", {}).get("image"))
+def _parts(items: list[T]) -> list[list[T]]:
+    """Messages of which none has more images than a ticket opens."""
+    return [items[at:at + MOST] for at in range(0, len(items), MOST)]
 
 
 class Spread:
@@ -173,7 +179,7 @@ class Conductor:
         self._spoken.set()
         given = answer.result(timeout=SYNC_PATIENCE)
         try:
-            return given, self._post.access_for(given.commands)
+            return given, self._post.access_for(request.host, given.commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return replace(given, commands=[]), None
@@ -310,7 +316,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     await_fitting(store)
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
     identity = Identity(conf)
-    post, spread = Messages(transport, link, identity), Spread(conf.network.calls)
+    gateway = Gateway(conf.image_gateway.url, Tickets(Vault(conf.secret_key)))
+    post, spread = Messages(transport, link, gateway), Spread(conf.network.calls)
     engine = Engine(
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,

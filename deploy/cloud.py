@@ -49,19 +49,20 @@ class Ports:
     metadata: int = 8775
     console: int = 6080
     placement: int = 8778
-    COUNT: ClassVar[int] = 10
+    image_gateway: int = 9293
+    COUNT: ClassVar[int] = 11
 
     @classmethod
     def from_base(cls, base: int) -> Ports:
         """``COUNT`` ports in a row."""
-        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9)))
+        return cls(*(base + number for number in (0, 1, 2, 3, 6, 7, 8, 9, 10)))
 
     def taken(self) -> dict[str, int]:
         """Every port with what it is for."""
         return {"identity": self.identity, "image": self.image, "api": self.api, "broker": self.broker,
                 "broker's node": self.broker + 1, "broker's port mapper": self.broker + 2,
                 "network": self.network, "metadata": self.metadata, "console": self.console,
-                "placement": self.placement}
+                "placement": self.placement, "image-gateway": self.image_gateway}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,10 @@ class Cloud:
     @property
     def image_url(self) -> str:
         return f"http://{self.address}:{self.ports.image}"
+
+    @property
+    def image_gateway_url(self) -> str:
+        return f"http://{self.address}:{self.ports.image_gateway}"
 
     @property
     def api_url(self) -> str:

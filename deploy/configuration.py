@@ -35,6 +35,7 @@ def of_control_plane(cloud: Cloud) -> str:
         "metadata": {"host": cloud.address, "port": cloud.ports.metadata,
                      "proxy_shared_secret": cloud.password("metadata")},
         "console": {"host": cloud.address, "port": cloud.ports.console, "public_url": cloud.console_url},
+        "image_gateway": {"host": cloud.address, "port": cloud.ports.image_gateway, "url": cloud.image_gateway_url},
         "placement": {"host": cloud.address, "port": cloud.ports.placement},
     })
 

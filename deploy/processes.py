@@ -26,7 +26,7 @@ PYTHON = str(VENV / "bin/python")
 #: What runs before the others, which would find nothing and wait.
 NEIGHBOURS = ("epmd", "rabbitmq", "libvirtd")
 #: Once in a cloud; each is a program of our own.
-SERVICES = ("api", "conductor", "scheduler", "placement")
+SERVICES = ("api", "conductor", "scheduler", "placement", "image-gateway")
 #: What the machine calls itself in the network service of a lab.
 GATEWAY = "gateway"
 NSENTER = "/usr/bin/nsenter"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity: Kilonova's own token at Keystone, which it also gives to a host for images, and the catalogue.
+"""Identity: Kilonova's own token at Keystone, which it gives to nobody but neighbours, and the catalogue.
 
 A token lives for hours and is renewed before it ends; it is never written anywhere. It is fetched by a thread of its
 own, one at a time, so that a silent identity service holds whoever needs one for a moment only; after three failures in
@@ -18,7 +18,6 @@ from oslo_config import cfg
 
 from common import errors
 from common.clients.http import Breaker
-from common.models import Access
 
 T = TypeVar("T")
 KEEP = 60.0                 # seconds that a catalogue's silence about a service is believed
@@ -43,16 +42,26 @@ class Identity:
         self._known_since = 0.0
         self._coming: tuple[float, Future[Any]] | None = None        # since when a new one is being fetched
 
-    def image_access(self) -> Access:
-        """The image service's URL ([image] endpoint, else from the catalogue) and a token for a host.
+    def image_url(self) -> str:
+        """The image service's URL ([image] endpoint, else from the catalogue).
 
         Raises:
-            Unavailable: the identity service gives none now.
+            Unavailable: the catalogue names none, or cannot be read now.
         """
         found = self._endpoint(self._conf.image.endpoint, "image")
         if found is None:
             raise errors.Unavailable("The catalogue names no image service; register it or set [image] endpoint.")
-        return Access(found, self.token())
+        return found
+
+    def roles(self) -> list[str]:
+        """Of our user, as its token says; empty where that is not known now."""
+        with self._lock:
+            return sorted(self._known.role_names) if self._known is not None else []
+
+    def described(self) -> str:
+        """Our user with its project and roles, for those who have to give it more."""
+        own = self._conf.identity
+        return f"{own.username} of project {own.project_name} ({', '.join(self.roles()) or 'its roles are not known'})"
 
     def token(self) -> str:
         """A token of Kilonova's own, renewed before it ends.

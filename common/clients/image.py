@@ -2,9 +2,9 @@
 """The image service (Glance v2), over HTTP only: what an image is, and its bytes.
 
 The API asks ``show`` with the user's token before it accepts a server; a found image is remembered for a few
-seconds for that token. The conductor makes, finds and removes images with Kilonova's own token. Agents ``download``
-and ``upload`` with the short token of their command. A service that does not
-answer is Unavailable, never a missing image; what it refuses for good is another Problem.
+seconds for that token. The conductor makes, finds and removes images with Kilonova's own token, the image gateway reads
+and stores them with it. Agents ``download`` and ``upload`` at the gateway, with the ticket of their command. A service
+that does not answer is Unavailable, never a missing image; what it refuses for good is another Problem.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,6 +25,7 @@ from common.models import ImageRef
 
 CHUNK = 1024 * 1024
 _REMEMBERED = 1000
+_LONGEST = 500               # characters of a refusal
 _STORING = 600               # seconds that the service may take to answer after an image's last byte
 #: Fields of an image's record; all other keys are properties.
 OWN_KEYS = frozenset((
@@ -46,6 +48,7 @@ class Image:
     min_ram: int = 0
     min_disk: int = 0
     virtual_size: int = 0
+    visibility: str = ""
 
 
 def image_of(answer: dict[str, Any]) -> Image:
@@ -55,7 +58,7 @@ def image_of(answer: dict[str, Any]) -> Image:
                    hash_algo=answer.get("os_hash_algo") or "", hash_value=answer.get("os_hash_value") or "",
                    properties=properties)
     return Image(ref, answer.get("name") or "", answer.get("status") or "", answer.get("min_ram") or 0,
-                 answer.get("min_disk") or 0, answer.get("virtual_size") or 0)
+                 answer.get("min_disk") or 0, answer.get("virtual_size") or 0, answer.get("visibility") or "")
 
 
 @dataclass
@@ -66,12 +69,14 @@ class Client:
         endpoint: its URL, with or without /v2.
         cache_seconds: how long a found image is remembered; 0: not at all.
         timeout: seconds for an answer to begin.
+        require: asked of each image that ``show`` finds, before it is remembered; raises what speaks against it.
     """
 
     endpoint: str | Callable[[], str]
     cache_seconds: float = 30
     timeout: float = 10
     monotonic: Callable[[], float] = time.monotonic
+    require: Callable[[Image], None] | None = None
     _found: dict[tuple[str, str], tuple[float, Image]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -82,7 +87,7 @@ class Client:
         """The image, if the token may see it.
 
         Raises:
-            BadRequest: it may not, or there is none. Unavailable: the service does not answer.
+            BadRequest: it may not, or there is none. Unavailable: the service does not answer. What ``require`` raises.
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
@@ -93,6 +98,8 @@ class Client:
             image = self.look(image_id, token)
         except (errors.BadRequest, errors.NotFound, errors.Forbidden) as problem:
             raise errors.BadRequest(f"Can not find requested image {image_id}.") from problem
+        if self.require is not None:
+            self.require(image)
         if image.status == "active" and self.cache_seconds:
             self._remember(key, image)
         return image
@@ -114,7 +121,7 @@ class Client:
         answer = self._get(f"/v2/images/{quote(image_id, safe='')}", token)
         if answer.status_code in (400, 404):
             raise errors.NotFound(f"Image {image_id[:80]} could not be found.")
-        _check_seen(answer, image_id)
+        _check_seen(answer)
         return dict(answer.json())
 
     def page(self, query: Mapping[str, str], token: str) -> list[dict[str, Any]]:
@@ -148,14 +155,24 @@ class Client:
             NotFound: it is not there any more, or has no data. Forbidden: the token's user may not read it.
             Unavailable: the service does not answer, or breaks off.
         """
+        with closing(self.open(image_id, token)) as data:
+            yield from data
+
+    def open(self, image_id: str, token: str) -> Data:
+        """The same, once the service has begun to answer; to be closed.
+
+        Raises:
+            NotFound, Forbidden, Unavailable: as above.
+        """
         answer = self._get(f"/v2/images/{image_id}/file", token, stream=True)
         try:
             if answer.status_code in (204, 404):
                 raise errors.NotFound(f"Image {image_id} could not be found, or has no data.")
-            _check_seen(answer, image_id)
-            yield from self._pieces(answer)
-        finally:
+            _check_seen(answer)
+        except errors.Problem:
             answer.close()
+            raise
+        return Data(answer)
 
     def url(self, image_id: str) -> str:
         """Where an image is."""
@@ -210,21 +227,22 @@ class Client:
             Forbidden, TooLarge: the service refuses. Unavailable: the service does not answer, or breaks off.
         """
         given = _Given(chunks)
-        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(given), timeout=_STORING,
-                            headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
-        if answer.status_code in (404, 410):
-            raise errors.NotFound(f"Image {image_id} could not be found.")
-        _check(answer)
+        self.put(image_id, token, given)
         stored = self._get(f"/v2/images/{image_id}", token)
         _check(stored)
         given.compare(image_of(stored.json()))
 
-    def _pieces(self, answer: Any) -> Iterator[bytes]:
-        import requests
-        try:
-            yield from answer.iter_content(CHUNK)
-        except requests.RequestException as problem:
-            raise errors.Unavailable("The image service broke off while an image was being read.") from problem
+    def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
+        """The same, by who leaves it to another to look.
+
+        Raises:
+            NotFound, Conflict, Forbidden, TooLarge, Unavailable: as above.
+        """
+        answer = self._send("PUT", f"/v2/images/{image_id}/file", token, data=iter(chunks), timeout=_STORING,
+                            headers={"Content-Type": "application/octet-stream"}, connect_retries=0)
+        if answer.status_code in (404, 410):
+            raise errors.NotFound(f"Image {image_id} could not be found.")
+        _check(answer)
 
     def _remember(self, key: tuple[str, str], image: Image) -> None:
         with self._lock:
@@ -240,6 +258,27 @@ class Client:
 
     def _send(self, method: str, path: str, token: str, **more: Any) -> Any:
         return self._http.send(method, self._base() + path, token, **more)
+
+
+class Data:
+    """An image's bytes on their way from the service, in pieces of at most 1 MiB. ``size``: how many there will be;
+    None where the service does not say. One that breaks off raises Unavailable."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        told = answer.headers.get("Content-Length", "")
+        self.size = int(told) if told.isdecimal() and "Content-Encoding" not in answer.headers else None
+
+    def __iter__(self) -> Iterator[bytes]:
+        import requests
+        try:
+            yield from self._answer.iter_content(CHUNK)
+        except requests.RequestException as problem:
+            raise errors.Unavailable("The image service broke off while an image was being read.") from problem
+
+    def close(self) -> None:
+        """Read no more."""
+        self._answer.close()
 
 
 class _Given:
@@ -270,10 +309,11 @@ def _is(there: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     return all(str(there.get(key)) == str(value) for key, value in record.items())
 
 
-def _check_seen(answer: Any, image_id: str) -> None:
+def _check_seen(answer: Any) -> None:
     """As ``_check``, for a request that only reads an image."""
     if answer.status_code == 403:
-        raise errors.Forbidden(f"The image service does not let this user read image {image_id}; check its roles.")
+        raise errors.Forbidden(_sentence("The image service does not let this user read the image; check its roles. "
+                                         "It says: {}", _words(answer.text)))
     _check(answer)
 
 
@@ -293,10 +333,15 @@ def _check(answer: Any) -> None:
     """Raises what a status other than success means, with the service's words."""
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)
-        raise kind(_WORDS[kind].format(f"{answer.status_code} {_words(answer.text)}" if kind is errors.Unavailable
-                                       else _words(answer.text)))
+        raise kind(_sentence(_WORDS[kind], f"{answer.status_code} {_words(answer.text)}"
+                             if kind is errors.Unavailable else _words(answer.text)))
+
+
+def _sentence(form: str, words: str) -> str:
+    """What is told of a refusal; the image gateway's is such a sentence already."""
+    return words if words.startswith("The image service ") else form.format(words)
 
 
 def _words(page: str) -> str:
-    """What a refusal says, without its markup; at most 200 characters."""
-    return " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:200] or "no reason was given"
+    """What a refusal says, without its markup, in bounds."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"

@@ -17,7 +17,7 @@ class Agent(Protocol):
     """The interface that an agent process serves."""
 
     def do(self, commands: list[Command], access: Access | None) -> None:
-        """Take these commands in hand; ``access`` opens the image service for them."""
+        """Take these commands in hand; ``access`` opens their images."""
 
     def cache_images(self, images: list[ImageRef], access: Access) -> None:
         """Fetch these into the host's image cache, one after the other; those in hand or there already are not

@@ -34,7 +34,7 @@ class Conductor(Protocol):
         """A conductor's message to itself came back through the broker."""
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        """Take in what an agent says; answer what it should know, and what opens the image service."""
+        """Take in what an agent says; answer what it should know, and what opens its images."""
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         """Does nothing wait for this idle host? Else it is to sync, with all its domains."""

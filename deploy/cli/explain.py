@@ -185,7 +185,7 @@ def _image(conf: cfg.ConfigOpts, name: str) -> Any:
     from common.clients.identity import READ, Identity
     from common.clients.image import Client
     identity = Identity(conf, READ)
-    client = Client(conf.image.endpoint or (lambda: identity.image_access().url), cache_seconds=0)
+    client = Client(identity.image_url, cache_seconds=0)
     token = identity.token()
     if not ids.is_uuid(name):
         found = [image["id"] for image in client.find({"name": name, "status": "active"}, token)]

@@ -113,7 +113,7 @@ def await_services(cloud: Cloud) -> str:
     began = time.monotonic()
     asked = {"identity": cloud.identity_url, "image": cloud.image_url, "network": cloud.network_url,
              "api": cloud.api_url + "/", "metadata": cloud.metadata_url, "console": cloud.console_url,
-             "placement": cloud.placement_url}
+             "placement": cloud.placement_url, "image-gateway": cloud.image_gateway_url}
     names = [program.name for program in cloud.programs() if program.name in asked]
     for name in names:
         cloud.await_http(name, asked[name])

@@ -105,7 +105,21 @@ def test_the_facts_of_an_image(glance: Glance) -> None:
     assert glance.asked == [(f"/v2/images/{ID}", "token")]
     assert found == image.Image(image.ImageRef(
         ID, "qcow2", 3_000_000, "sha512", "abc", {"hw_disk_bus": "virtio", "os_distro": "cirros"}), "cirros",
-        "active", 64, 1, 2 ** 30)
+        "active", 64, 1, 2 ** 30, "public")
+
+
+def test_what_is_required_of_an_image_is_asked_once_while_it_is_remembered(glance: Glance) -> None:
+    asked: list[image.Image] = []
+    client = image.Client(glance.url, require=asked.append)
+    assert [client.show(ID, "a"), client.show(ID, "a")] == asked * 2
+    assert len(asked) == 1
+
+    def refuse(found: image.Image) -> None:
+        raise errors.Forbidden("No host gets it.")
+    client = image.Client(glance.url, require=refuse)
+    for _ in range(2):
+        with pytest.raises(errors.Forbidden, match="No host gets it"):
+            client.show(ID, "a")
 
 
 def test_it_is_remembered_for_a_while_for_one_token(glance: Glance) -> None:

@@ -132,7 +132,7 @@ def test_the_conductor_finds_the_service_and_its_token_by_itself(cloud: Cloud, t
                     f"password = {cloud.service_password}\n")
     identity = Identity(config.load(str(conf)))
     service, made = ImageService(identity), record()
-    assert identity.image_access().url.startswith(cloud.image_url)
+    assert identity.image_url().startswith(cloud.image_url)
     service.create(made)
     with pytest.raises(errors.NotFound):
         service.show(str(uuid.uuid4()))

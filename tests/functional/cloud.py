@@ -18,11 +18,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import config, ids, states
-from common.clients.identity import Identity
 from common.clock import Clock
 from common.context import RequestContext
 from common.errors import Unavailable
 from common.host_keys import AllKeys, Purpose
+from common.image_tickets import Gateway, Tickets
 from common.models import Access, Flavor, HostInventory
 from common.notifications.options import BOTH, Telling
 from common.rpc import agent as agent_rpc
@@ -33,6 +33,7 @@ from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
 from common.store import actions, doctor, host_keys, schema, server_groups, services
 from common.store.engine import Store
+from common.vault import Vault
 from common.wire import to_wire
 from compute_agent.journal import Journal
 from compute_agent.service import Host, Images
@@ -118,7 +119,7 @@ class Cloud:
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
         link = self._control_side(store)
-        post = Messages(transport, link, Identity(self.conf))
+        post = Messages(transport, link, Gateway("http://127.0.0.1:1", Tickets(Vault("key"))))
         store.tell(Telling(name) if tells else None)
         teller = Teller(store, Clock(), tells, owner, BOTH, 1000) if tells else None
         engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)

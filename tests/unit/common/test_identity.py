@@ -114,8 +114,7 @@ def test_service_that_is_named_costs_no_token(found: Identity, session: Session,
 
 def test_one_token_serves_everybody_until_it_is_refused(found: Identity, session: Session) -> None:
     session.catalogue["image"] = "http://images"
-    assert [found.token(), found.image_access().token, found.token()] == ["token1"] * 3
-    assert found.image_access().url == "http://images"
+    assert [found.token(), found.image_url(), found.token()] == ["token1", "http://images", "token1"]
     found.forget_token("token1")
     assert found.token() == "token2"
     found.forget_token("token1")            # whose refusal comes late

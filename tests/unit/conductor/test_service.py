@@ -14,10 +14,12 @@ import pytest
 from common import errors
 from common.clock import Clock
 from common.host_keys import Purpose
-from common.models import Access, Command, Heartbeat, HostInventory, ImageRef, RequestSpec, Selection, Sync
+from common.image_tickets import MOST, Gateway, Tickets
+from common.models import Command, Heartbeat, HostInventory, ImageRef, RequestSpec, Selection, Sync
 from common.rpc import scheduler
 from common.store import cleanups, hosts
 from common.store.engine import Store
+from common.vault import Vault
 from common.wire import to_wire
 from conductor import service
 from conductor.freshness import Freshness
@@ -27,7 +29,6 @@ from tests.schemas import upgrade
 from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
-ACCESS = Access("http://image", "SECRET")
 SPEC = RequestSpec("s", "p", {"VCPU": 1})
 
 FRESHNESS = Freshness("secret")
@@ -52,21 +53,14 @@ class Wire:
         return answer
 
 
-class Tokens:
-    """An identity service in memory."""
-
-    def __init__(self, problem: Exception | None = None) -> None:
-        self.problem, self.minted = problem, 0
-
-    def image_access(self) -> Access:
-        self.minted += 1
-        if self.problem is not None:
-            raise self.problem
-        return ACCESS
+def post(wire: Wire, key: str = "key") -> Messages:
+    return Messages(wire, wire, Gateway("http://gateway", Tickets(Vault(key))))  # type: ignore[arg-type]  # the same
 
 
-def post(wire: Wire, tokens: Tokens | None = None) -> Messages:
-    return Messages(wire, wire, tokens or Tokens())  # type: ignore[arg-type]  # the same interfaces
+def opened(access: dict[str, str]) -> tuple[str, str, set[str], set[str]]:
+    """URL, host, and what may be read and written."""
+    found = Tickets(Vault("key")).check(access["token"])
+    return access["url"], found.host, set(found.reads), set(found.writes)
 
 
 def command(image: Any = None, verb: str = "ensure_guest") -> Command:
@@ -82,27 +76,39 @@ def test_a_scheduler_is_asked_once_and_the_runner_asks_again() -> None:
     assert post(wire).select([SPEC], True) == [selection]
 
 
-def test_only_commands_that_fetch_an_image_bring_a_token() -> None:
-    wire, tokens = Wire(), Tokens()
-    messages = post(wire, tokens)
+def test_commands_bring_a_ticket_for_their_images_alone() -> None:
+    wire = Wire()
+    messages = post(wire)
     messages.do("h1", [command(None), command(verb="ensure_stopped")])
-    assert (tokens.minted, wire.casts[0][2]["access"]) == (0, None)
+    assert wire.casts[0][2]["access"] is None
     messages.do("h1", [command({"id": "i"}), command(None)])
-    assert (tokens.minted, wire.casts[1][2]["access"]) == (1, to_wire(ACCESS))
+    assert opened(wire.casts[1][2]["access"]) == ("http://gateway", "h1", {"i"}, set())
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
-def test_without_a_token_a_command_that_needs_one_waits_for_the_hosts_next_sync() -> None:
+def test_without_a_secret_a_command_that_needs_a_ticket_waits_for_the_hosts_next_sync() -> None:
     wire = Wire()
-    post(wire, Tokens(errors.Unavailable("no identity"))).do("h1", [command({"id": "i"})])
+    post(wire, key="").do("h1", [command({"id": "i"})])
     assert wire.casts == []
 
 
-def test_images_to_fetch_ahead_bring_a_token_or_wait() -> None:
+def test_more_images_than_a_ticket_opens_are_several_messages() -> None:
+    wire = Wire()
+    commands = [command({"id": f"i{number}"}) for number in range(MOST + 1)]
+    post(wire).do("h1", commands)
+    post(wire).cache_images("h1", [ImageRef(f"i{number}", "raw") for number in range(MOST + 1)])
+    assert [len(arguments.get("commands", arguments.get("images"))) for _, _, arguments in wire.casts] == [MOST, 1] * 2
+    assert [opened(arguments["access"])[2] for _, _, arguments in wire.casts[1::2]] == [{f"i{MOST}"}] * 2
+    assert wire.casts[0][2]["commands"] == to_wire(commands[:MOST])
+
+
+def test_images_to_fetch_ahead_bring_a_ticket_or_wait() -> None:
     wire, image = Wire(), ImageRef("i", "raw")
     post(wire).cache_images("h1", [image])
-    assert wire.casts == [("cache_images", "h1", {"images": to_wire([image]), "access": to_wire(ACCESS)})]
-    post(wire, Tokens(errors.Unavailable("no identity"))).cache_images("h1", [image])
+    [(method, host, arguments)] = wire.casts
+    assert (method, host, arguments["images"]) == ("cache_images", "h1", to_wire([image]))
+    assert opened(arguments["access"]) == ("http://gateway", "h1", {"i"}, set())
+    post(wire, key="").cache_images("h1", [image])
     assert len(wire.casts) == 1
 
 

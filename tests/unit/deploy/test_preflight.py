@@ -147,5 +147,6 @@ def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> N
     assert cloud.password("admin") == secret
     assert len(set(configs)) == 3
     names = [program.name for program in cloud.programs()]
-    assert names == ["identity", "image", "api", "conductor", "scheduler", "placement", "agent", "agent-2"]
+    assert names == ["identity", "image", "api", "conductor", "scheduler", "placement", "image-gateway", "agent",
+                     "agent-2"]
     assert all(secret not in " ".join(program.command) for program in cloud.programs())

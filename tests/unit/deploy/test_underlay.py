@@ -81,8 +81,8 @@ def test_processes_of_a_cloud_with_networks(tmp_path: Path) -> None:
     cloud.prepare()
     programs = {program.name: program.command for program in cloud.programs()}
     assert list(programs) == ["libvirtd", "libvirtd-2", "identity", "image", "network", "network-host",
-                              "network-host-2", "api", "conductor", "scheduler", "placement", "metadata", "console",
-                              "agent", "agent-2"]
+                              "network-host-2", "api", "conductor", "scheduler", "placement", "image-gateway",
+                              "metadata", "console", "agent", "agent-2"]
     first, second = programs["network-host"], programs["network-host-2"]
     assert ("--external-gateway" in first, "--external-gateway" in second) == (True, False)
     network = f"/run/netns/{cloud.underlay.namespace(2)}"

@@ -24,8 +24,8 @@ def lines(unit: Path) -> list[str]:
 
 def test_every_process_has_a_unit() -> None:
     assert {unit.stem for unit in UNITS} == {f"kilonova-{name}" for name in (
-        "api", "conductor", "scheduler", "agent", "metadata", "console", "placement", "identity", "image", "network",
-        "network-host")}
+        "api", "conductor", "scheduler", "agent", "metadata", "console", "placement", "image-gateway", "identity",
+        "image", "network", "network-host")}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image gateway as a process, what a conductor sends to hosts for it, and an image service that does what it is
+told: breaks off, refuses, stays silent."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from common.image_tickets import Gateway, Tickets
+from common.models import Access, Command
+from common.vault import Vault
+from common.wire import from_wire
+from conductor.service import Messages
+from deploy.servers import free_ports
+from deploy.standalone.trial import Cloud
+
+KEY = "the secret of this cloud"
+HOST = "h1"
+
+
+class Wire:
+    """A transport that keeps what is cast."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
+        self.sent.append(arguments)
+        return True
+
+
+class Process:
+    """kilonova-image-gateway, and its log."""
+
+    def __init__(self, folder: Path, conf: str) -> None:
+        folder.mkdir(exist_ok=True)
+        port = free_ports(1)
+        self.url, self.conf, self._log = f"http://127.0.0.1:{port}", folder / "kilonova.conf", folder / "gateway.log"
+        self.conf.write_text(f"[DEFAULT]\nsecret_key = {KEY}\n[image_gateway]\nport = {port}\nurl = {self.url}\n{conf}")
+        notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notices.bind(str(folder / "notify"))
+        notices.settimeout(30)
+        with notices, self._log.open("wb") as log:
+            self.started = subprocess.Popen(
+                [sys.executable, "-m", "compute_api.image_gateway.service"], stderr=log,
+                env={**os.environ, "KILONOVA_CONF": str(self.conf), "NOTIFY_SOCKET": str(folder / "notify")})
+            assert b"READY=1" in notices.recv(1000)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def access(self, verb: str, **args: Any) -> Access:
+        """What a conductor sends to the host with such a command."""
+        wire = Wire()
+        Messages(wire, wire, Gateway(self.url, Tickets(Vault(KEY)))).do(  # type: ignore[arg-type]  # it casts only
+            HOST, [Command("a", "build", 1, "s", 1, 1, verb, args)])
+        return from_wire(Access, wire.sent[0]["access"])
+
+    def to_read(self, image: str) -> Access:
+        return self.access("ensure_guest", guest={"image": {"id": image}})
+
+    def to_write(self, image: str) -> Access:
+        return self.access("snapshot", image_id=image)
+
+    def most_memory(self) -> int:
+        """MiB that its largest process has had at once."""
+        own = self.started.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        return max(_peak(int(pid)) for pid in (own, *children))
+
+    def end(self) -> None:
+        self.started.send_signal(signal.SIGTERM)
+        assert self.started.wait(20) == 0
+
+
+def _peak(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) // 1024
+
+
+@contextmanager
+def running(folder: Path, cloud: Cloud, *, user: str = "kilonova", password: str | None = None, image: str = ""
+            ) -> Iterator[Process]:
+    """A gateway whose own user is this one; ``image``: where its image service is, unless the catalogue says."""
+    process = Process(folder, f"[identity]\nauth_url = {cloud.auth_url}\nusername = {user}\nproject_name = service\n"
+                              f"password = {password or cloud.service_password}\n"
+                              + (f"[image]\nendpoint = {image}\n" if image else ""))
+    yield process
+    process.end()
+
+
+def ask(method: str, url: str, token: str, **more: Any) -> requests.Response:
+    """One request of somebody who has this token."""
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, headers={"X-Auth-Token": token,
+                                                     "Content-Type": "application/octet-stream"}, timeout=30, **more)
+
+
+class Service:
+    """An image service of one function: it is given a connection and the head of a request, and does what it likes."""
+
+    def __init__(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self.does: Callable[[socket.socket, str], Any] = lambda client, head: None
+        self.heard: list[str] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=self._door.accept()[:1], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.settimeout(30)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += client.recv(1)
+            self.heard.append(head.decode())
+            self.does(client, head.decode())
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_WR)
+
+    def says(self, text: bytes) -> None:
+        """Answer this, and close."""
+        self.does = lambda client, head: client.sendall(text)
+
+    def close(self) -> None:
+        self._door.close()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image gateway between a host and an image service that breaks off, refuses or is silent: a host never has a short
+image, nor the image service one that a host has not sent to its end."""
+from __future__ import annotations
+
+import json
+import socket
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from falcon import testing
+
+from common import errors
+from common.clients.own_images import OwnImages
+from common.image_tickets import Tickets
+from common.vault import Vault
+from compute_agent.service import Images
+from compute_api.image_gateway import app
+from deploy.standalone.trial import Cloud
+from deploy.standalone.trial import running as standalone
+from tests.contract.image_gateway_rig import Process, Service, ask, running
+from tests.waiting import await_true
+
+IMAGE = str(uuid.uuid4())
+MEBIBYTE = 1 << 20
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+#: How an answer ends too early that was begun.
+SHORT = {"length": HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 99,
+         "chunked": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
+         "in a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n100\r\nabcde"}
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with standalone(tmp_path_factory.mktemp("standalone"), with_image=False) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with running(tmp_path_factory.mktemp("gateway"), cloud, image=service.url) as process:
+        yield process
+
+
+def download(gateway: Process) -> bytes:
+    return b"".join(Images().download(gateway.to_read(IMAGE), IMAGE))
+
+
+@pytest.mark.parametrize("how", SHORT)
+def test_a_download_that_breaks_off_is_no_short_image(gateway: Process, service: Service, how: str) -> None:
+    service.says(SHORT[how])
+    with pytest.raises(errors.Unavailable, match="broke off|answered 500"):
+        download(gateway)
+    service.says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n")
+    assert download(gateway) == b"abcde"
+
+
+@pytest.mark.parametrize(("status", "words", "kind"), [
+    (403, b"By a rule", errors.Forbidden), (404, b"No image", errors.NotFound), (401, b"No token", errors.Unavailable),
+    (413, b"Full", errors.TooLarge), (500, b"Oops", errors.Unavailable), (503, b"Not now", errors.Unavailable)])
+def test_refusals_are_passed_on(gateway: Process, service: Service, status: int, words: bytes,
+                                kind: type[errors.Problem]) -> None:
+    service.says(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(words), words))
+    answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_read(IMAGE).token)
+    assert answer.status_code == (status if status not in (401, 500) else 503)
+    with pytest.raises(kind) as refusal:
+        download(gateway)
+    if status == 403:
+        assert refusal.value.text.startswith(
+            "The image service does not let this user read the image; check its roles. It says: By a rule Kilonova's "
+            "own user, kilonova of project service (admin, manager, member, reader, service), needs the role admin")
+    service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
+    assert download(gateway) == b"x"
+
+
+class Own:
+    """Kilonova's identity at an image service."""
+
+    def __init__(self, url: str) -> None:
+        self.image_url = url
+
+    def with_token(self, call: Any, who: str) -> Any:
+        return call("own token")
+
+
+def test_a_silent_image_service_is_none_for_now(service: Service) -> None:
+    service.does = lambda client, head: client.recv(1)
+    tickets = Tickets(Vault("key"))
+    own = OwnImages(Own(service.url), timeout=0.2)  # type: ignore[arg-type]  # the same interface
+    answer = testing.TestClient(app.create(own, tickets)).simulate_get(
+        f"/v2/images/{IMAGE}/file", headers={"X-Auth-Token": tickets.make("h1", [IMAGE])})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert "does not answer" in answer.text
+
+
+def test_own_token_goes_to_the_image_service_and_no_ticket(gateway: Process, service: Service) -> None:
+    service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
+    ticket = gateway.to_read(IMAGE).token
+    assert download(gateway) == b"x"
+    assert ticket not in "".join(service.heard) and "X-Auth-Token: " in service.heard[-1]
+
+
+def test_an_upload_that_breaks_off_is_never_told_to_have_ended(gateway: Process, service: Service) -> None:
+    """A host that dies in the middle, whichever way it says how much it sends."""
+    got: list[bytes] = []
+
+    def take(client: socket.socket, head: str) -> None:
+        try:
+            while piece := client.recv(65536):
+                got.append(piece)
+        finally:
+            got.append(b"END")
+    service.does = take
+    token = gateway.to_write(IMAGE).token
+    address = gateway.url.removeprefix("http://").split(":")
+    for length, body in ((b"Content-Length: 5000000\r\n", b"x" * 1_500_000),
+                         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b\r\n" % (1_500_000, b"x" * 1_500_000)),
+                         (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b" % (5_000_000, b"x" * 1_500_000))):
+        got.clear()
+        with socket.create_connection((address[0], int(address[1])), 30) as host:
+            host.sendall(f"PUT /v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n".encode()
+                         + length + b"\r\n" + body)
+            host.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: host.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
+        await_true(lambda: got[-1:] == [b"END"], 10, "the image service hears of the end")
+        sent = b"".join(got)
+        assert sent.count(b"x") >= MEBIBYTE and not sent.endswith(b"0\r\n\r\nEND")
+
+
+def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Service) -> None:
+    size, piece = 200 * MEBIBYTE, b"x" * MEBIBYTE
+    before = gateway.most_memory()
+
+    def both(client: socket.socket, head: str) -> None:
+        if head.startswith("GET") and head.split()[1].endswith("/file"):
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size)
+            for _ in range(size // MEBIBYTE):
+                client.sendall(piece)
+            return
+        tail = b""
+        while not tail.endswith(b"0\r\n\r\n"):
+            tail = tail[-5:] + client.recv(MEBIBYTE)
+        client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    service.does = both
+    assert sum(map(len, Images().download(gateway.to_read(IMAGE), IMAGE))) == size
+    answer = ask("PUT", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_write(IMAGE).token,
+                 data=iter([piece] * (size // MEBIBYTE)))
+    assert answer.status_code == 204
+    assert gateway.most_memory() - before < 50, "MiB more than before"
+
+
+def test_a_record_says_little(gateway: Process, service: Service) -> None:
+    secret: dict[str, Any] = {"id": IMAGE, "status": "active", "size": 1, "direct_url": "rbd://keys", "owner": "p",
+                              "locations": [{"url": "swift+https://user:password@store"}]}
+    body = json.dumps(secret).encode()
+    service.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}", gateway.to_write(IMAGE).token)
+    assert answer.json() == {"id": IMAGE, "status": "active", "size": 1}

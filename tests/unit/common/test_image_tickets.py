@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tickets for images: what they open, for how long, and that each verb gets what it needs and nothing more."""
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from common import errors
+from common.image_tickets import (
+    LIFETIME,
+    LONGEST,
+    MOST,
+    READS,
+    WRITES,
+    Gateway,
+    Tickets,
+    images_read,
+    images_written,
+    uses_image,
+)
+from common.models import COPYING, Command, GuestSpec, ImageRef
+from common.vault import Vault
+from compute_agent.verbs import VERBS, Tools
+from compute_agent.virt.memory import QUIET
+
+FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
+#: What any verb may find in its args; each image has an id of its own.
+ARGS: dict[str, Any] = {
+    "guest": {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR, "image": {"id": "of the guest"}},
+    "image": {"id": "of the command"}, "image_id": "made", "runs": True, "timeout": 0, "from": "host", "secret": "x",
+    "interface": {"port": "p", "mac": "m", "vif_type": "bridge"}, "user": "root", "admin_pass": "x", "back": True,
+    "resized": 1, "shared": False, "cpu": {}, "to": {}}
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def seconds(self) -> float:
+        return self.now
+
+
+def command(verb: str, **args: Any) -> Command:
+    return Command("a", "build", 1, "s", 1, 1, verb, args)
+
+
+class Driver:
+    """Writes down the one call that a verb makes."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.given.extend(given) or {}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tickets(clock: Clock) -> Tickets:
+    return Tickets(Vault("key"), clock.seconds)
+
+
+def test_a_ticket_opens_what_it_says(tickets: Tickets) -> None:
+    found = tickets.check(tickets.make("h1", ["a", "b"], ["c"]))
+    assert (found.host, found.reads, found.writes) == ("h1", {"a", "b"}, {"c"})
+
+
+def test_a_ticket_ends(tickets: Tickets, clock: Clock) -> None:
+    ticket = tickets.make("h1", ["a"])
+    clock.now += LIFETIME - 1
+    tickets.check(ticket)
+    clock.now += 1
+    with pytest.raises(errors.Unauthorized):
+        tickets.check(ticket)
+
+
+def test_what_others_made_opens_nothing(tickets: Tickets, clock: Clock) -> None:
+    ticket = tickets.make("h1", ["a"])
+    body, _, signature = ticket.partition(".")
+    says = json.loads(base64.urlsafe_b64decode(body))
+    longer = base64.urlsafe_b64encode(json.dumps([says[0], ["b"], *says[2:]]).encode()).decode()
+    forged = Tickets(Vault("another"), clock.seconds).make("h1", ["a"])
+    for text in ("", ".", body, f"{body}.", f".{signature}", f"{longer}.{signature}", forged, f"{body}.{'0' * 64}",
+                 ticket + "0", f"{ticket}.{signature}", "é.ÿ", "x" * 100_000, ticket[1:]):
+        with pytest.raises(errors.Unauthorized):
+            tickets.check(text)
+
+
+def test_tickets_of_each_key_of_a_rotation_are_known(clock: Clock) -> None:
+    old, new = Tickets(Vault("old"), clock.seconds), Tickets(Vault("new, old"), clock.seconds)
+    assert new.check(old.make("h1", ["a"])).host == "h1"
+    with pytest.raises(errors.Unauthorized):
+        old.check(new.make("h1", ["a"]))
+
+
+def test_a_cloud_without_a_secret_has_no_tickets(clock: Clock) -> None:
+    for use in (lambda tickets: tickets.make("h1", ["a"]), lambda tickets: tickets.check("a.b")):
+        with pytest.raises(errors.Unavailable, match="secret_key"):
+            use(Tickets(Vault(""), clock.seconds))
+
+
+def test_the_key_is_for_tickets_alone() -> None:
+    assert Tickets(Vault("key")).make("h", ["a"]).partition(".")[2] not in (
+        Vault("key").derive(""), Vault("key").derive("image-gateway"))
+
+
+def test_a_full_ticket_fits_a_header(tickets: Tickets) -> None:
+    ticket = tickets.make("h" * 255, [f"{number:036}" for number in range(MOST)])
+    assert len(ticket) <= LONGEST
+    assert len(tickets.check(ticket).reads) == MOST
+    with pytest.raises(ValueError, match=str(MOST)):
+        tickets.make("h", ["a"] * MOST, ["b"])
+
+
+def test_a_message_opens_the_images_of_its_commands(tickets: Tickets) -> None:
+    gateway = Gateway("http://gateway", tickets)
+    guest = {"image": {"id": "a"}}
+    access = gateway.for_commands("h1", [command("ensure_guest", guest=guest), command("snapshot", image_id="c"),
+                                         command("rescue", guest=guest, image={"id": "b"}),
+                                         command("ensure_guest", guest=guest)])
+    assert access is not None
+    found = tickets.check(access.token)
+    assert (access.url, found.host, found.reads, found.writes) == ("http://gateway", "h1", {"a", "b"}, {"c"})
+
+
+def test_commands_without_images_need_no_ticket(tickets: Tickets) -> None:
+    nothing = [command("ensure_guest", guest={"image": None}), command("ensure_guest", guest={}),
+               command("rescue", guest={"image": {"id": "a"}}, image=None), command("ensure_stopped", timeout=1),
+               command("install", guest={"image": {"id": "a"}}), command("of a later release", image_id="a")]
+    assert Gateway("http://gateway", tickets).for_commands("h1", nothing) is None
+    assert not any(map(uses_image, nothing))
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_each_verb_has_what_it_hands_to_the_driver(verb: str) -> None:
+    """A verb that gives the driver the reader is in the table, and the others are not; so with the writer."""
+    driver, written = Driver(), list[str]()
+
+    def reader(image: str) -> Any:
+        raise AssertionError("this driver reads nothing")
+    tools = Tools(driver, reader, written.append, QUIET, lambda *where: None)  # type: ignore[arg-type]  # it records
+    VERBS[verb].do(tools, command(verb, **ARGS))
+    assert (reader in driver.given) == (verb in READS)
+    assert written == images_written([command(verb, **ARGS)])
+    assert bool(written) == (verb in WRITES)
+    given = [one.id if isinstance(one, ImageRef) else one.image.id for one in driver.given
+             if isinstance(one, (GuestSpec, ImageRef))]
+    assert images_read([command(verb, **ARGS)]) == (given[-1:] if verb in READS else [])
+    assert verb not in READS | WRITES or verb in COPYING
