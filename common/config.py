@@ -302,7 +302,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.PortOpt("port", default=9293, help="Its port."),
         cfg.IntOpt("workers", default=1, min=1, max=64, help="Its processes: about one for each processor that images "
                                                              "may use."),
-        cfg.IntOpt("threads", default=32, min=1, max=256,
+        cfg.IntOpt("threads", default=64, min=1, max=256,
                    help="Threads of each process: images that it passes on at the same time."),
         cfg.Opt("url", type=_url(("http://", "https://")), default="http://127.0.0.1:9293",
                 help="URL under which hosts reach it."),

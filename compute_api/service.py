@@ -28,8 +28,6 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     process's master has read it."""
     from common.clients import limits, network_records
     from common.clients.identity import Identity
-    from common.clients.image import Client
-    from common.clients.own_images import OwnImages
     from common.notifications.options import Telling
     from common.rpc import agent, conductor
     from common.rpc.broker import opener
@@ -46,7 +44,7 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
     _opened.extend((transport, link, store))
     identity = Identity(conf)
-    images = Client(identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable)
+    images = image_client(conf, identity)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     keystone = limits.configured(conf)
     if keystone is not None:
@@ -54,6 +52,13 @@ def application(conf: cfg.ConfigOpts | None = None, policy: Policy | None = None
     services = Services(store, conductor.Bell(transport), agent.Client(link), images, settings(conf), vault,
                         network_records.Records(identity.network_url, conf.network.timeout), keystone)
     return tokens.authenticated(app.create(services, policy or configured(conf, "api")), conf)
+
+
+def image_client(conf: cfg.ConfigOpts, identity: Any) -> Any:
+    """The image service as tenants see it, of which hosts must be able to get what these may name."""
+    from common.clients.image import Client
+    from common.clients.own_images import OwnImages
+    return Client(identity.image_url, conf.image.cache_seconds, require=OwnImages(identity).require_readable)
 
 
 def settings(conf: cfg.ConfigOpts) -> Any:

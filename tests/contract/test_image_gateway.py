@@ -15,11 +15,11 @@ import pytest
 from common import config, errors
 from common.clients.identity import Identity
 from common.clients.image import Client
-from common.clients.own_images import OwnImages
 from common.image_tickets import LIFETIME, Tickets
 from common.models import Access
 from common.vault import Vault
 from compute_agent.service import Images
+from compute_api.service import image_client
 from conductor.image_service import ImageService
 from deploy.standalone.trial import Cloud
 from deploy.standalone.trial import running as standalone
@@ -219,5 +219,6 @@ def test_an_image_that_hosts_will_not_get_is_refused_at_once(lesser: Process, ga
 
 
 def _api(process: Process) -> Client:
-    identity = Identity(config.load(str(process.conf)))
-    return Client(identity.image_url, require=OwnImages(identity).require_readable)
+    conf = config.load(str(process.conf))
+    found: Client = image_client(conf, Identity(conf))
+    return found
