@@ -16,6 +16,7 @@ from typing import Any
 
 import requests
 
+from common.host_keys import Purpose
 from common.image_tickets import Gateway, Tickets
 from common.models import Access, Command
 from common.vault import Vault
@@ -29,13 +30,13 @@ HOST = "h1"
 
 
 class Wire:
-    """A transport that keeps what is cast."""
+    """A link to hosts that keeps what is cast."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
 
-    def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
-        self.sent.append(arguments)
+    def cast(self, host: str, method: str, purpose: Purpose, content: dict[str, Any]) -> bool:
+        self.sent.append(content)
         return True
 
 
