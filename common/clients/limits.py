@@ -159,4 +159,5 @@ def _through_oslo() -> Reader:
     session: Any = enforcer.connection.session
     if not session.auth.get_access(session).system_scoped:
         raise ConfigError(NOT_SYSTEM)
-    return enforcer
+    reader: Reader = enforcer
+    return reader
