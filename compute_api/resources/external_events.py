@@ -24,7 +24,8 @@ PATIENCE = 20.0              # seconds in which the servers of one request are r
 PLUG = "plug"                # the step that waits for the network service
 #: Events that mean nothing without a tag, and the tags that they may have; (): any.
 _TAGS: dict[str, Sequence[str]] = {
-    "accelerator-request-bound": (), "network-vif-deleted": (), "power-update": ("POWER_ON", "POWER_OFF")}
+    "accelerator-request-bound": (), "network-vif-deleted": (), "power-update": ("POWER_ON", "POWER_OFF"),
+    "volume-extended": ()}
 
 Event = Mapping[str, Any]
 #: Does what the events of one name ask for; the code of each.
@@ -49,11 +50,11 @@ def create(request: Request) -> Answer:
 
 def _refusal(event: Event, row: Any) -> int:
     """Why nothing can be done about an event; DONE: something can."""
+    if row is None:
+        return MISSING
     allowed = _TAGS.get(event["name"])
     if allowed is not None and (not event.get("tag") or allowed and event["tag"] not in allowed):
         return BAD
-    if row is None:
-        return MISSING
     return DONE if row.host and event["name"] in HANDLERS else UNPROCESSABLE
 
 

@@ -106,6 +106,14 @@ def test_the_code_of_each_event_and_the_whole(wired: Cloud, plugged: tuple[str, 
     assert [one["status"] for one in answer.json["events"]] == ["completed"] + ["failed"] * 8
 
 
+@pytest.mark.parametrize(("name", "tag"), [
+    ("network-vif-deleted", None), ("accelerator-request-bound", None), ("power-update", "UP"),
+    ("volume-extended", None)])
+def test_who_is_unknown_comes_before_what_is_wrong(wired: Cloud, name: str, tag: str | None) -> None:
+    unplaced = wired.create(mv="2.37")
+    assert codes(send(wired, event(name, UNKNOWN, tag), event(name, unplaced, tag))) == [404, 400]
+
+
 def test_a_server_that_is_gone(wired: Cloud, plugged: tuple[str, str]) -> None:
     wired.change(schema.servers, schema.servers.c.id == plugged[0], deleted=1)
     assert codes(send(wired, event("network-changed", plugged[0]))) == [404]
