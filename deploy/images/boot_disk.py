@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that a BIOS boots: a FAT partition with syslinux, a kernel and an initramfs, then perhaps a root partition.
+"""Disks that a BIOS boots: a FAT partition with syslinux, a kernel and an initramfs, then one of Linux' own.
 
 Used by the build scripts beside it, which the system's Python runs too: nothing but its library is imported.
 No loop device and no mount is used, so it works in any container. The kernel is Debian's cloud kernel, which
@@ -35,11 +35,11 @@ APPEND console=tty0 console=ttyS0,115200 nokaslr mitigations=off panic=5 random.
 
 
 def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, Path], None],
-               own: Iterable[Path] = (), installed: Iterable[Path] = ()) -> int:
+               own: Iterable[Path] = (), installed: Iterable[Path] = (), compressed: bool = False) -> int:
     """``make(folder, kernel, disk)`` writes a raw disk that becomes the qcow2 image named by ``arguments``.
 
     Nothing is made when the image is there and was made of the same parts: ``own`` are files of ours,
-    ``installed`` come from packages, which the script names in its header.
+    ``installed`` come from packages, which the script names in its header. ``compressed``: smaller, slower to boot.
     """
     if len(arguments) != 1:
         print("usage: build OUTPUT.qcow2", file=sys.stderr)
@@ -57,8 +57,7 @@ def build_once(script: Path, arguments: list[str], make: Callable[[Path, Path, P
         disk = Path(name, "disk")
         make(Path(name), kernel, disk)
         part = Path(name, output.name)
-        compressed = ("-c",) if disk.stat().st_size > ROOT_START else ()
-        run("qemu-img", "convert", *compressed, "-m", "4", "-W", "-f", "raw", "-O", "qcow2", disk, part)
+        run("qemu-img", "convert", *(["-c"] * compressed), "-m", "4", "-W", "-f", "raw", "-O", "qcow2", disk, part)
         os.replace(part, output)
     stamp.write_text(recipe)
     return 0
@@ -95,8 +94,9 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def write_boot_disk(disk: Path, kernel: Path, initrd: bytes, kernel_options: str, root_size: int = 0) -> None:
-    """A disk whose loader starts ``kernel``; ``root_size`` bytes after ROOT_START are partition 2, left empty."""
+def write_boot_disk(disk: Path, kernel: Path, initrd: bytes, kernel_options: str, root_size: int,
+                    *mke2fs: str | Path) -> None:
+    """A disk whose loader starts ``kernel``; partition 2 is ``root_size`` bytes of ext4, made with these options."""
     with disk.open("wb") as file:
         file.truncate(ROOT_START + root_size)
         file.write(master_boot_record(root_size))
@@ -109,13 +109,13 @@ def write_boot_disk(disk: Path, kernel: Path, initrd: bytes, kernel_options: str
     for name, path in files.items():
         run("mcopy", "-i", partition, path, f"::/{name}")
     run("syslinux", "--install", "--offset", str(BOOT_START), disk)
+    run("mke2fs", "-q", "-t", "ext4", "-O", "^metadata_csum", *mke2fs,
+        "-E", f"offset={ROOT_START},root_owner=0:0,lazy_itable_init=0", disk, f"{root_size >> 10}k")
 
 
 def master_boot_record(root_size: int) -> bytes:
-    """Boot code, the active FAT16 (LBA) partition, and the root partition if it has a size."""
-    entries = _entry(0x80, FAT16, BOOT_START, BOOT_SIZE)
-    if root_size:
-        entries += _entry(0, LINUX, ROOT_START, root_size)
+    """Boot code, the active FAT16 (LBA) partition, and the one of Linux."""
+    entries = _entry(0x80, FAT16, BOOT_START, BOOT_SIZE) + _entry(0, LINUX, ROOT_START, root_size)
     return BOOT_CODE.read_bytes()[:440].ljust(446, b"\0") + entries.ljust(64, b"\0") + b"\x55\xaa"
 
 

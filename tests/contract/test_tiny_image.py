@@ -169,6 +169,15 @@ def test_dhcp_routes_and_the_metadata_service_are_heeded(start: Callable[..., Pl
     assert "mtu 1400" in said and "resolver nameserver 192.168.77.1" in said
 
 
+@pytest.mark.slice("guests")
+def test_what_is_written_to_tmp_survives_a_reset(start: Callable[..., PlainGuest], tmp_path: Path) -> None:
+    user_data = "#!/bin/sh\necho \"tmp has [$(cat /tmp/mark)]\"\necho left > /tmp/mark\nsync\n"
+    guest = start(*drive(tmp_path, "web-1", "ssh-ed25519 AAAA", user_data))
+    guest.await_word("tmp has []", f"{SAYS}user data ended with 0", f"{SAYS}ready")
+    guest.monitor({"execute": "system_reset"})
+    guest.await_word("tmp has [left]")
+
+
 def test_guest_without_a_nic_is_ready_and_shows_a_prompt_on_its_screen(start: Callable[..., PlainGuest],
                                                                        tmp_path: Path) -> None:
     guest = start()

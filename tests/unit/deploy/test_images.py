@@ -92,8 +92,8 @@ def test_lean_module_has_neither_signature_nor_types() -> None:
 
 
 @pytest.mark.parametrize(("root_size", "partitions"), [
-    (0, [(0x80, 0x0E, 1, 39)]),
-    (800 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 800)])], ids=["boot alone", "with a root"])
+    (8 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 8)]),
+    (800 * MIB, [(0x80, 0x0E, 1, 39), (0, 0x83, 40, 800)])], ids=["tiny", "debian"])
 def test_partitions_are_in_the_first_sector(root_size: int, partitions: list[tuple[int, ...]]) -> None:
     record = boot_disk.master_boot_record(root_size)
     assert len(record) == 512 and record[510:] == b"\x55\xaa"
