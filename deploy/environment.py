@@ -91,6 +91,11 @@ def make_clients(log: Path) -> str:
     return _make_once(CLIENTS, CLIENTS_LOCK, log)
 
 
+def tempest_is_there() -> bool:
+    """Is it the one of the lock?"""
+    return _stamp_apart(TEMPEST, TEMPEST_LOCK).exists()
+
+
 def make_nova(log: Path) -> str:
     """Install Nova beside everything else, and let it write down its schemas; returns a note.
 
@@ -145,12 +150,16 @@ def samples_are_there() -> bool:
 
 
 def _make_once(folder: Path, lock: Path, log: Path) -> str:
-    stamp = folder / f".made-{_digest(lock)}"
+    stamp = _stamp_apart(folder, lock)
     if stamp.exists():
         return "up to date"
     _make_apart(folder, lock, log)
     stamp.touch()
     return f"made from {lock.name}"
+
+
+def _stamp_apart(folder: Path, lock: Path) -> Path:
+    return folder / f".made-{_digest(lock)}"
 
 
 def _make_apart(folder: Path, lock: Path, log: Path) -> None:

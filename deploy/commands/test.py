@@ -54,13 +54,13 @@ def run(arguments: Sequence[str]) -> int:
     names, more = _split(arguments)
     folder = Path(tempfile.mkdtemp(prefix="kn-test-", dir="/tmp"))
     jobs = _jobs(names)
-    _install({job.ring for job in jobs}, folder / "install.log")
+    slices = _slices(names)
+    _install({job.ring for job in jobs}, slices, folder / "install.log")
     began = time.monotonic()
     with Servers(folder) as servers:
         found = Environment(servers)
         if more or {*plan.ALONE} & {*jobs}:
             return _in_the_foreground(jobs, more, found, folder)
-        slices = _slices(names)
         chosen = [part for one in slices for part in ("--slice", one)]
         side_by_side = Jobs(folder, lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
                             found.of)
@@ -110,11 +110,11 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _install(rings: set[str], log: Path) -> None:
+def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     needs: list[tuple[str, Callable[[], str | None]]] = [
         ("Debian packages", lambda: packages.install(packages.for_test(), log)),
         ("Python environment", lambda: environment.make(environment.TEST, log))]
-    if plan.TEMPEST.ring in rings:
+    if plan.TEMPEST.ring in rings or "e2e" in rings and plan.TEMPEST_SLICE in slices:
         needs.append(("Tempest", lambda: environment.make_tempest(log)))
     if plan.CLIENTS.ring in rings:
         needs.append(("clients and their suites", lambda: environment.make_clients(log)))

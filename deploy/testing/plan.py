@@ -22,6 +22,8 @@ class Slice(StrEnum):
 
 
 SLICES = tuple(one for one in Slice if one is not Slice.DEFAULT)
+#: Where some of Tempest's tests are.
+TEMPEST_SLICE = Slice.GUESTS
 #: Every slice; the default set and the one that the commit draws.
 ALL, CI = "all", "ci"
 #: Minutes on two processors, after the installation.

@@ -35,20 +35,20 @@ class Cloud:
     has_guests: bool
 
     @classmethod
-    def of(cls, seed: Seed, hosts: int, has_guests: bool) -> Cloud:
-        """Looks the names up; a second image is made when there is none."""
+    def of(cls, seed: Seed, hosts: int, has_guests: bool, image_name: str = "tiny") -> Cloud:
+        """Looks the names up; a second image is made when there is none. A cloud may have no public network."""
         admin = seed.admin
-        image = admin.image.find_image("tiny")
-        second = admin.image.find_image("tiny-2") or _copy(admin, image)
+        image, public = admin.image.find_image(image_name), admin.network.find_network("public")
+        second = admin.image.find_image(f"{image_name}-2") or _copy(admin, image)
         flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors()}
         return cls(admin.config.config["auth"]["auth_url"], admin.config.config["auth"], image.id, second.id,
-                   flavors["m1.nano"], flavors["m1.tiny"], admin.network.find_network("public").id, hosts, has_guests)
+                   flavors["m1.nano"], flavors["m1.tiny"], public.id if public else "", hosts, has_guests)
 
 
 def _copy(admin: Any, image: Any) -> Any:
     data = admin.image.download_image(image).content
     properties = {name: value for name, value in image.properties.items() if name.startswith("hw_")}
-    return admin.image.create_image("tiny-2", data=data, disk_format=image.disk_format, visibility="public",
+    return admin.image.create_image(f"{image.name}-2", data=data, disk_format=image.disk_format, visibility="public",
                                     container_format="bare", **properties)
 
 
