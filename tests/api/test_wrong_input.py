@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+import falcon.testing
 import orjson
 import pytest
 import sqlalchemy as sa
@@ -18,7 +19,8 @@ from common.models import Flavor
 from common.store import schema
 from common.store.engine import Store
 from common.store.version import guarded, needed
-from tests.api.conftest import IMAGE, Cloud
+from compute_api.placement_service import app as placement
+from tests.api.conftest import IMAGE, Callers, Cloud
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
@@ -126,6 +128,15 @@ def test_json_that_is_too_deep_is_told_so(cloud: Cloud, levels: int, by: str) ->
             "code": 400, "message": "The request body is nested too deeply: at most 32 levels are accepted."}})
     hints = cloud.call("POST", "/servers", {"server": GOOD, "os:scheduler_hints": {"x": orjson.loads(nested(29, by))}})
     assert hints.status_code in (202, 400)
+
+
+@pytest.mark.parametrize("by", "{[")
+def test_placement_takes_nothing_deeper_either(cloud: Cloud, by: str) -> None:
+    client = falcon.testing.TestClient(Callers(placement.create(cloud.store)))
+    answer = client.simulate_post("/resource_providers", body=nested(33, by), headers={
+        "X-Auth-Token": "admin", "Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "at most 32 levels" in answer.json["errors"][0]["detail"]
 
 
 @pytest.mark.parametrize("name", ["☃", "a\nb", "a\rb: c", "\x01", "\x7f", "\x85", "\u2028", "\ud7ff", "\ufffe", "é",
