@@ -34,8 +34,8 @@ BINARY = "binary"
 
 
 class Service:
-    """The threads around ``Sessions``. ``most`` is how many connections there may be at a time. One more takes the place
-    of the oldest that is no session yet, of the address that has the most of these."""
+    """The threads around ``Sessions``. ``most`` is how many connections there may be at a time. One more takes
+    the place of the oldest that is no session yet, of the address that has the most of these."""
 
     def __init__(self, listener: socket.socket, door: Door, sessions: Sessions, most: int) -> None:
         self._listener, self._sessions = listener, sessions
