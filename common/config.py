@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from common import host_options as hosts
+from common.host_options import like
 from common.notifications import options as notifications
 from common.pci_aliases import PciAliases
 
@@ -38,18 +39,6 @@ def _url(schemes: tuple[str, ...]) -> types.ConfigType:
     return Url(max_length=2048)
 
 
-def _like(pattern: str, example: str) -> types.ConfigType:
-    class Like(types.String):
-        def __call__(self, value: object) -> str:
-            text = str(super().__call__(value))
-            if re.fullmatch(pattern, text) is None:
-                raise ValueError(f"must be like {example}")
-            return text
-    return Like(max_length=4096)
-
-
-_CPUS = r"|\s*\^?\d+(-\d+)?\s*(,\s*\^?\d+(-\d+)?\s*)*"
-_PCI_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _DATABASES = ("sqlite:///", "postgresql+psycopg://", "mysql+pymysql://", "mysql+mysqldb://")
 
 OPTIONS: dict[str, Sequence[cfg.Opt]] = {
@@ -215,75 +204,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.BoolOpt("required", default=True, help="Whether hosts that do not tell one of these metrics are left out."),
         cfg.FloatOpt("weight_of_unavailable", default=-10000.0, help="Else, what such a host has instead of the sum."),
     ),
-    "agent": (
-        cfg.StrOpt("key_file", default="",
-                   help="This host's keys and its name at the broker, made by kilonova host add; default: host.key in "
-                        "state_dir."),
-        cfg.StrOpt("driver", default="libvirt", choices=["libvirt", "memory"], help="What drives the guests."),
-        cfg.StrOpt("libvirt_uri", default="qemu:///system", help="libvirt's address."),
-        cfg.StrOpt("virt_type", default="auto", choices=["auto", "kvm", "qemu"],
-                   help="auto: KVM when a probe guest proves that it works, else emulation."),
-        cfg.IntOpt("workers", default=12, min=1, max=64, help="Commands carried out at the same time."),
-        cfg.IntOpt("max_concurrent_builds", default=10, min=0,
-                   help="Of these, the most that make disks of images; one worker is always left for others. 0: only "
-                        "that."),
-        cfg.IntOpt("max_concurrent_image_fetches", default=2, min=0,
-                   help="Images fetched at the same time; 0: as many as are asked for."),
-        cfg.IntOpt("fence_after", default=0, min=0,
-                   help="Seconds without a word of a conductor after which a host makes its own guests off, and starts "
-                        "them again when it is heard and they were not evacuated; 0: never."),
-        cfg.IntOpt("hang_timeout", default=120, min=10,
-                   help="Seconds without a sign of life after which a command is said to hang in the hypervisor."),
-        cfg.IntOpt("shutdown_timeout", default=60, min=0, max=3600,
-                   help="Seconds that a guest has to power off before its plug is pulled."),
-        cfg.FloatOpt("cpu_allocation_ratio", default=4.0, min=0.1, help="VCPUs handed out per real one."),
-        cfg.FloatOpt("ram_allocation_ratio", default=1.0, min=0.1, help="Memory handed out per real MiB."),
-        cfg.FloatOpt("disk_allocation_ratio", default=1.0, min=0.1, help="Disk handed out per real GiB."),
-        cfg.Opt("cpu_shared_set", type=_like(_CPUS, "0-3,^2"), default="",
-                help="CPUs that guests share, like 0-3,^2; empty: all, or none where cpu_dedicated_set names some."),
-        cfg.Opt("cpu_dedicated_set", type=_like(_CPUS, "4-7"), default="",
-                help="CPUs that are given to one guest CPU each (hw:cpu_policy=dedicated), like 4-7."),
-        cfg.ListOpt("pci_devices", item_type=_like(_PCI_ADDRESS, "0000:81:00.1"), default=[],
-                    help="PCI addresses of devices that guests can have, like 0000:81:00.1; see lspci -D."),
-        cfg.ListOpt("compute_monitors", item_type=types.String(choices=["cpu.virt_driver"]), default=[],
-                    help="What is measured once a minute, for MetricsWeigher: cpu.virt_driver or nothing."),
-        cfg.HostAddressOpt("console_host", default="127.0.0.1",
-                           help="This host's address at which the console service reaches its guests' consoles."),
-        cfg.StrOpt("config_drive_format", default="iso9660", choices=["iso9660", "vfat"],
-                   help="iso9660: config drives are CD-ROMs; vfat: disks (needs dosfstools and mtools)."),
-        cfg.IntOpt("reserved_memory_mb", default=512, min=0, help="Memory kept for the host itself, in MiB."),
-        cfg.IntOpt("reserved_disk_gb", default=0, min=0, help="Disk kept for the host itself, in GiB."),
-        cfg.IntOpt("memory_vcpus", default=1000, min=1, help="VCPUs of the memory driver's host."),
-        cfg.IntOpt("memory_mb", default=1024 * 1024, min=1, help="Memory of the memory driver's host, in MiB."),
-        cfg.IntOpt("memory_disk_gb", default=100_000, min=1, help="Disk of the memory driver's host, in GiB."),
-    ),
-    "migration": (
-        cfg.PortOpt("transfer_port", default=16599, min=0,
-                    help="Port on which a host gives the files of moving servers to others; 0: any free one."),
-        cfg.IntOpt("transfer_rate", default=0, min=0, help="Most MiB a second that a host sends; 0: no limit."),
-        cfg.StrOpt("transfer_cert", default="",
-                   help="PEM file with this host's certificate: files then travel over TLS, both sides proved."),
-        cfg.StrOpt("transfer_key", default="", help="PEM file with its key."),
-        cfg.StrOpt("transfer_ca", default="", help="PEM file with the authority that signed the hosts' certificates."),
-        cfg.IntOpt("max_concurrent_live_migrations", default=1, min=1, max=64,
-                   help="Live migrations that leave a host at the same time; others wait."),
-        cfg.StrOpt("live_migration_uri", default="",
-                   help="This host's libvirt as other hosts' libvirt reaches it, like qemu+tls://%s/system; %s is "
-                        "live_migration_inbound_addr. Empty: no server comes here live."),
-        cfg.StrOpt("live_migration_inbound_addr", default="",
-                   help="Address at which this host takes servers in; default: its own."),
-        cfg.IntOpt("live_migration_bandwidth", default=0, min=0, help="Most MiB a second of a migration; 0: no limit."),
-        cfg.IntOpt("live_migration_completion_timeout", default=800, min=0,
-                   help="Seconds a GiB of memory and disk before live_migration_timeout_action; 0: never."),
-        cfg.StrOpt("live_migration_timeout_action", default="abort", choices=["abort", "force_complete"],
-                   help="abort: the server stays; force_complete: it is moved while it stands still."),
-        cfg.BoolOpt("live_migration_permit_auto_converge", default=False,
-                    help="Slow a guest down that writes faster than it can be copied."),
-        cfg.BoolOpt("live_migration_permit_post_copy", default=False,
-                    help="Let force_complete run a guest at the destination before all of its memory is there."),
-        cfg.BoolOpt("live_migration_with_native_tls", default=False,
-                    help="Encrypt memory and disks on their way by QEMU's TLS; a host without certificates refuses."),
-    ),
+    **hosts.OPTIONS,
     "identity": (
         cfg.Opt("auth_url", type=_url(("http://", "https://")), default="http://127.0.0.1:5000/v3",
                 help="The identity service."),
@@ -355,7 +276,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="require: the resources of the list cannot be had while they have no registered limit, all "
                         "others have none. ignore: the other way round."),
         cfg.ListOpt("unified_limits_resource_list", default=["servers"],
-                    item_type=_like("servers|server_[a-z_]+|class:[A-Z][A-Z0-9_]*", "servers or class:VCPU"),
+                    item_type=like("servers|server_[a-z_]+|class:[A-Z][A-Z0-9_]*", "servers or class:VCPU"),
                     help="Resources by their names in Keystone."),
         cfg.IntOpt("unified_limits_cache_seconds", default=10, min=0, max=600,
                    help="How long Keystone's limits are believed without being asked for again."),

@@ -315,9 +315,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     store = guarded(Store.opened(conf.database, telling=telling))
     await_fitting(store)
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
-    identity = Identity(conf)
-    gateway = Gateway(conf.image_gateway.url, Tickets(Vault(conf.secret_key)))
-    post, spread = Messages(transport, link, gateway), Spread(conf.network.calls)
+    identity, spread = Identity(conf), Spread(conf.network.calls)
+    post = Messages(transport, link, Gateway(conf.image_gateway.url, Tickets(Vault(conf.secret_key))))
     engine = Engine(
         store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,

@@ -182,10 +182,6 @@ class Cloud:
         """The own node; its password is made by ``prepare``."""
         return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address, self.hosts)
 
-    def host_broker_url(self, host: str) -> str:
-        """The broker in a host's own name; empty where the broker is not ours, and all share what was given."""
-        return self.broker.host_url(host) if self.broker_url is None else ""
-
     def config(self, host: str | None = None) -> Path:
         """The configuration file of the control plane, or of a host's agent."""
         return self.home / "etc" / ("kilonova.conf" if host is None else f"host-{host}.conf")

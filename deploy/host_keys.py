@@ -23,7 +23,7 @@ def make(cloud: Cloud) -> None:
             store.write(partial(host_keys.ensure, host=host))
         keys = host_keys.of_all(store, conf)
         for number, host in enumerate(cloud.hosts, 1):
-            own = keys.for_host(host, cloud.host_broker_url(host))
+            own = keys.for_host(host, "" if cloud.broker_url else cloud.broker.host_url(host))
             write_secret(cloud.state_folder(number) / "host.key", own.text())
     finally:
         store.close()

@@ -75,7 +75,8 @@ THREADS = {
 STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "sleep"}
 #: Files that give ``re`` a pattern that is no constant, and why it is none of a user's.
 PATTERNS = {
-    "common/config.py": "the form of an option, written beside it",
+    "common/host_options.py": "the form of an option, written beside it",
+    "common/broker_identities.py": "the name of a host, quoted, for permissions at the broker",
     "common/store/servers.py": "the letters of an address, from a table",
     "compute_api/extra_specs.py": "the form of an extra spec, from a table",
     "compute_api/validation.py": "the names that a schema of ours allows",
