@@ -27,6 +27,7 @@ from common.clock import Clock
 
 _NONCE_BYTES = 12
 _STRANGERS_SECONDS = 0.1
+_SILENCE_SECONDS = 1.0  #: after which a database that was silent is asked again
 GOOD_FOR_SECONDS = 5     #: for which what was read of generations is believed
 
 
@@ -147,7 +148,7 @@ class AllKeys:
         self._secrets = {purpose: secret for purpose, secret in secrets.items() if secret}
         self._look, self._clock, self._good_for = look, clock, good_for
         self._found: Mapping[str, Generations] = {}
-        self._looked_at = float("-inf")
+        self._looked_at = self._rests_until = float("-inf")
         self._made: dict[tuple[str, int, Purpose], HostKey] = {}
         self._lock = threading.Lock()
 
@@ -169,10 +170,14 @@ class AllKeys:
         """A host that is not known is looked for at once, but a stranger who makes names up has the database asked ten
         times a second at most."""
         with self._lock:
-            age = self._clock.monotonic() - self._looked_at
+            moment = self._clock.monotonic()
+            age = moment - self._looked_at
             if age > self._good_for or (host not in self._found and age > _STRANGERS_SECONDS):
+                if moment < self._rests_until:
+                    raise errors.Unavailable("The database does not say which keys of hosts count.")
+                self._rests_until = moment + _SILENCE_SECONDS       # for those that come while it is away
                 self._found = self._look()
-                self._looked_at = self._clock.monotonic()
+                self._looked_at, self._rests_until = self._clock.monotonic(), moment
             return self._found.get(host)
 
     def _make(self, host: str, generation: int, purpose: Purpose) -> HostKey:

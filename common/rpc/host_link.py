@@ -41,6 +41,7 @@ AT_ONCE = 64                 #: questions in hand at a time
 COMPLAIN_SECONDS = 60.0
 SECONDS_FOR_ANSWERS = 10.0   #: until the broker drops one that nobody takes in
 SECONDS_FOR_COMMANDS = 10.0
+STALE_SECONDS = 5.0          #: longer than a host waits for an answer
 Method = Callable[..., Any]
 
 
@@ -107,6 +108,8 @@ class Refusals:
 
     def count(self, host: str, why: object) -> None:
         with self._lock:
+            if host not in self.counted and len(self.counted) >= REMEMBERED:
+                host = "(others)"           # names may be made up without end
             self.counted[host] += 1
             if time.monotonic() - self._said.get(host, float("-inf")) < COMPLAIN_SECONDS:
                 return
@@ -149,7 +152,9 @@ class HostSide:
         self._questions, self.refusals = _Questions(), Refusals()
         self._methods: dict[str, tuple[Purpose, Method]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="asked")
+        #: Questions wait for the hypervisor, and commands are not to wait for them.
+        self._pools = {Purpose.COMMAND: ThreadPoolExecutor(2, thread_name_prefix="commands"),
+                       Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries")}
         self._sender, self._lock = Sender(connect), threading.Lock()
         self._listener: Listener | None = None
 
@@ -202,7 +207,7 @@ class HostSide:
         except NotGenuine as problem:
             self.refusals.count(self._host, problem)
             return
-        self._pool.submit(self._answer, header, method, content)
+        self._pools[purpose].submit(self._answer, header, method, content, time.monotonic())
 
     def _remember(self, header: Header) -> None:
         if header.id in self._seen:
@@ -211,7 +216,10 @@ class HostSide:
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
-    def _answer(self, header: Header, method: Method, content: dict[str, Any]) -> None:
+    def _answer(self, header: Header, method: Method, content: dict[str, Any], came_at: float) -> None:
+        """Who asks what has waited here for long has given up, and asks again."""
+        if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
+            return
         answer = answered(method, content)
         if header.answer_to:
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
@@ -221,7 +229,8 @@ class HostSide:
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
         self._sender.close()
 
 
@@ -297,9 +306,9 @@ class ControlSide:
             if method is None or header.purpose != Purpose.COMMAND:
                 raise NotGenuine(f"{header.method} is not asked there")
             if door == HEARTBEATS:
-                self._answer(header, method, content)
+                self._answer(header, method, content, time.monotonic())
             else:
-                self._pool.submit(self._answer, header, method, content)
+                self._pool.submit(self._answer, header, method, content, time.monotonic())
         self._opened(body, take)
 
     def _opened(self, body: bytes, take: Callable[[Header, Any], None]) -> None:
@@ -310,8 +319,11 @@ class ControlSide:
         except errors.Problem as problem:
             log.warning("a message of host %.80s waits: %s", _claimed(body), problem)
 
-    def _answer(self, header: Header, method: Method, content: dict[str, Any]) -> None:
-        """A refusal is told to nobody else than the log: who has a key says nothing that is refused."""
+    def _answer(self, header: Header, method: Method, content: dict[str, Any], came_at: float) -> None:
+        """A refusal is told to nobody else than the log: who has a key says nothing that is refused. A host does not
+        wait for the answer to what has waited here for long, as while the database is away: it asks again."""
+        if time.monotonic() - came_at > STALE_SECONDS:
+            return
         try:
             answer = answered(method, {**content, "host": header.host}, NotGenuine)
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))

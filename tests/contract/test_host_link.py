@@ -27,7 +27,7 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.rpc import agent, conductor
+from common.rpc import agent, conductor, host_link
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide, pack
 from deploy.servers import free_ports
@@ -225,6 +225,45 @@ def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
     wire.thaw()
     await_true(lambda: client.heartbeat(beat, 1), 15)
     wire.close()
+
+
+def test_what_has_waited_for_long_is_not_taken_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing could be answered hosts asked again and again; they wait for none of these answers."""
+    monkeypatch.setattr(host_link, "AT_ONCE", 1)
+    monkeypatch.setattr(host_link, "STALE_SECONDS", 1.0)
+    released, heard = threading.Event(), list[int]()
+
+    class Hanging(Told):
+        def sync(self, request: Sync) -> Any:
+            heard.append(request.number)
+            released.wait(30)
+            return SyncAnswer(3), None
+    world.listening(Hanging())
+    client = conductor.Client(world.host())
+    for number in range(1, 6):
+        no_answer(lambda number=number: client.sync(Sync("h1", 3, number=number), 0.4))()
+    released.set()
+    assert client.sync(Sync("h1", 3, number=6), 5)[0].session == 3
+    assert heard[0] == 1 and heard[-1] == 6 and len(heard) <= 4, heard
+
+
+def test_a_host_that_hangs_in_questions_takes_commands(world: World) -> None:
+    released = threading.Event()
+
+    class Hanging(Told):
+        def query(self, verb: str, arguments: dict[str, Any]) -> Any:
+            released.wait(30)
+            return {}
+    here, client = Hanging(), agent.Client(world.control())
+    world.serving("h1", here)
+    asking = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
+    for thread in asking:
+        thread.start()
+    assert client.do("h1", [], None)
+    assert here.wait_for(1) == [([], None)]
+    released.set()
+    for thread in asking:
+        thread.join()
 
 
 # --- who reads and writes everything at the broker can do nothing with it ---

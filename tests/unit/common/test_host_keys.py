@@ -95,6 +95,23 @@ def test_strangers_do_not_keep_the_database_busy() -> None:
     assert keys.find("h2", 1, Purpose.COMMAND), "a new host is found at once"
 
 
+def test_a_database_that_is_away_is_asked_once_a_second() -> None:
+    table = Table(h1=Generations(1))
+    keys, looks = table.keys(), []
+
+    def silent() -> dict[str, Generations]:
+        looks.append(table.clock.now)
+        raise errors.NoStore("It does not answer.")
+    keys._look = silent
+    for number in range(25):
+        table.clock.now = number / 10
+        with pytest.raises(errors.Unavailable):
+            keys.find("h1", 1, Purpose.COMMAND)
+    assert looks == [0.0, 1.0, 2.0]
+    keys._look, table.clock.now = table, 3.1
+    assert keys.find("h1", 1, Purpose.COMMAND)
+
+
 def test_the_key_file_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     own = Table(h1=Generations(2)).keys().for_host("h1", "rabbit://h1:x@broker/")
     path = tmp_path / "host.key"
