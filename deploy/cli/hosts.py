@@ -13,7 +13,7 @@ from typing import Any
 
 from common import config
 from common.clock import SECOND
-from common.store import aggregates, upgrades
+from common.store import aggregates, host_keys, upgrades
 from common.store import hosts as store_hosts
 from common.store.engine import Store, moment
 
@@ -35,9 +35,9 @@ def hosts(options: argparse.Namespace) -> int:
 
 def overview(tx: Any, default_zone: str, limit: int, pause: int) -> list[dict[str, Any]]:
     """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how many seconds."""
-    zones, at = aggregates.zones(tx, default_zone), moment(tx)
-    return sorted((_row(host, zones[host["name"]], at, limit, pause) for host in store_hosts.list_all(tx)),
-                  key=lambda row: str(row["name"]))
+    zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
+    return sorted(({**_row(host, zones[host["name"]], at, limit, pause), "has_key": host["name"] in keys}
+                   for host in store_hosts.list_all(tx)), key=lambda row: str(row["name"]))
 
 
 def _row(host: dict[str, Any], zone: str, at: int, limit: int, pause: int) -> dict[str, Any]:
@@ -81,6 +81,8 @@ def trouble(row: dict[str, Any]) -> str:
                     f"{row['tried_again_in']} s")
     elif row["tried_again_in"] is not None:
         said.append(f"{row['failures']} builds failed in a row; the next server tries it")
+    if not row["has_key"]:
+        said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
     return "; ".join(said)
 
 

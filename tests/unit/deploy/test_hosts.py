@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import HostInventory
-from common.store import hosts, schema, services
+from common.store import host_keys, hosts, schema, services
 from common.store.engine import Store
 from deploy.cli.main import main
 from tests.schemas import upgrade
@@ -32,6 +32,7 @@ def store(tmp_path: Path) -> Any:
     upgrade(made)
     for name in ("a", "b", "c"):
         made.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HOST))
+        made.write(lambda tx, name=name: host_keys.ensure(tx, name))
     yield made
     made.close()
 
@@ -96,6 +97,16 @@ def test_hosts_whose_builds_fail_are_left_out_for_a_while(conf: Path, store: Sto
     assert "left out after 3 failed builds in a row, tried again in " in said[1]
     assert "failed" not in said[2]
     assert said[3].endswith("5 builds failed in a row; the next server tries it")
+
+
+def test_a_host_without_a_key_is_told_how_it_gets_one(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+                                                      ) -> None:
+    """As every host is after the upgrade that brought keys."""
+    store.write(lambda tx: host_keys.remove(tx, "b"))
+    assert [row["has_key"] for row in told(conf, capsys).values()] == [True, False, True]
+    said = lines(conf, capsys)
+    assert said[2].endswith("it has no key, so nobody hears it: kilonova host add b")
+    assert "key" not in said[1]
 
 
 def test_a_cloud_without_hosts(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
