@@ -261,7 +261,8 @@ def is_there(table: sa.Table) -> Callable[[Connection, Row[Any]], bool]:
 
 def insert_ignore(tx: Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert a row unless its key exists; returns whether it did not."""
-    return bool(tx.execute(_ignoring(tx, table).values(values)).rowcount > 0)
+    done = tx.execute(_ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True})
+    return bool(done.rowcount > 0)
 
 
 def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
