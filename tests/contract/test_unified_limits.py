@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import openstack
 import pytest
 import requests
 from keystoneauth1 import loading
+from oslo_config import cfg
 from oslo_limit import limit
 
 from common import config, errors
@@ -69,6 +71,8 @@ def client(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Reads what it is given as [oslo_limit]; oslo.limit keeps its login and options for the whole process."""
     made: list[limits.Limits] = []
     monkeypatch.setattr(limit, "_SDK_CONNECTION", None)
+    with suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):    # which middleware of tests before this one has required
+        config.CONF.set_default("auth_url", cloud.auth_url, group="keystone_authtoken")
 
     def make(*lines: str) -> limits.Limits:
         found = limits.configured(config.load(str(written(cloud, tmp_path, *lines))))
