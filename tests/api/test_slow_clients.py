@@ -20,6 +20,8 @@ from deploy.servers import answers, free_ports
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
+pytestmark = pytest.mark.slice("guests")      # thousands of connections slow down what runs beside them
+
 IDLE, SLOW = 2000, 200
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 BODY = b"POST /servers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
