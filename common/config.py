@@ -48,9 +48,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("state_dir", default="/var/lib/kilonova",
                    help="Folder for what must survive a restart: journal, guests' disks, image cache."),
         cfg.StrOpt("secret_key", default="", secret=True,
-                   help="Keeps passwords in the database unreadable and signs what opens images for hosts; any long "
-                        "random text, the same for all API, conductor and image gateway processes. Several, separated "
-                        "by commas: the first is used, all are understood."),
+                   help="Keeps passwords and user data in the database unreadable and signs what opens images for "
+                        "hosts; any long random text, the same for all processes but agents. Several, separated by "
+                        "commas: the first is used, all are understood."),
         cfg.IntOpt("reclaim_instance_interval", default=0, min=0,
                    help="Seconds that a deleted server can be restored; 0: it is deleted at once."),
         cfg.IntOpt("shelved_offload_time", default=0, min=-1,
@@ -58,12 +58,16 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("max_local_block_devices", default=3, min=1, max=10, help="Most disks of a server on its host."),
         cfg.StrOpt("default_ephemeral_format", default="", choices=["", "ext2", "ext3", "ext4", "xfs", "vfat", "ntfs"],
                    help="File system of ephemeral disks; empty: ext4 for Linux, ntfs for Windows, vfat for others."),
+        *notifications.AUDIT,
         cfg.StrOpt("log_level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"],
                    help="Least severity that is logged."),
     ),
     "database": (
         cfg.Opt("url", type=_url(_DATABASES), default="sqlite:////var/lib/kilonova/kilonova.db", secret=True,
                 help="SQLAlchemy URL of the database. SQLite is for one machine."),
+        cfg.BoolOpt("tls", default=True,
+                    help="Whether connections to the server use TLS when [tls] ca_file is set; false: for a server on "
+                         "this machine."),
         cfg.IntOpt("connect_timeout", default=5, min=1, max=60,
                    help="Seconds to reach the server, or to wait for one of the process's connections. With a proxy or "
                         "several addresses in front, what one of them takes to fail over must fit."),
@@ -77,6 +81,19 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("idle_transaction_timeout", default=10, min=1, max=600,
                    help="Seconds after which the server ends a transaction whose client has fallen silent, and frees "
                         "the rows that it held: what a machine that dies in the middle costs the others."),
+    ),
+    "tls": (
+        cfg.StrOpt("ca_file", default="",
+                   help="PEM file with the authorities that sign the certificates of broker, database and Kilonova's "
+                        "processes. When set, all connections between these use TLS, and certificates and names are "
+                        "verified; they never fall back to plain text."),
+        cfg.StrOpt("cert_file", default="",
+                   help="PEM file with this process's certificate: for the names and addresses at which others reach "
+                        "it. Agents, metadata service, image gateway and console service need one."),
+        cfg.StrOpt("key_file", default="", help="PEM file with its key, without a password."),
+        cfg.BoolOpt("allow_plain_text", default=False,
+                    help="Whether connections to other machines may be plain text where TLS is not set up; otherwise "
+                         "that is refused at start. Loopback addresses need neither."),
     ),
     "api": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the API listens on."),
@@ -95,8 +112,9 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     ),
     "http": (
         cfg.IntOpt("connections", default=4000, min=64, max=60_000,
-                   help="Most connections of clients to one process of API, metadata or placement service. One more "
-                        "takes the place of the one that has waited longest, of the address that has the most."),
+                   help="Most connections of clients to one process of API, metadata or placement service, or image "
+                        "gateway. One more takes the place of the one that has waited longest, of the address that "
+                        "has the most."),
         cfg.IntOpt("connections_per_address", default=500, min=1,
                    help="The same for one address (of IPv6: one /64). More behind a proxy: it is one address."),
         cfg.IntOpt("head_seconds", default=10, min=1, help="Seconds that a request's line and headers may take."),
@@ -144,7 +162,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                     default=["ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter",
                              "ServerGroupAntiAffinityFilter", "ServerGroupAffinityFilter"],
                     help="Filters, in order: Nova's, and those that installed distributions bring. Zones, traits, "
-                         "resources, server groups, NUMA cells and PCI devices are always checked."),
+                         "resources, server groups, NUMA nodes and PCI devices are always checked."),
         cfg.IntOpt("max_instances_per_host", default=50, min=1,
                    help="Servers of a host, for NumInstancesFilter; AggregateNumInstancesFilter has it where metadata "
                         "says nothing."),
@@ -213,6 +231,10 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("project_name", default="service", help="Its project."),
         cfg.StrOpt("domain", default="Default", help="Domain of that user and project."),
         cfg.StrOpt("region", default="RegionOne", help="Region whose endpoints are used."),
+        cfg.BoolOpt("allow_plain_text", default=False,
+                    help="Whether the identity service, what its catalogue names and other services that are given a "
+                         "token may be asked by http:// on other machines; otherwise that is refused: at start where "
+                         "their URLs are configured, and when it is needed where the catalogue has them."),
     ),
     "image": (
         cfg.StrOpt("endpoint", help="URL of the image service; default: from the catalogue."),
@@ -227,6 +249,10 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                    help="Threads of each process: images that it passes on at the same time."),
         cfg.Opt("url", type=_url(("http://", "https://")), default="http://127.0.0.1:9293",
                 help="URL under which hosts reach it."),
+        cfg.StrOpt("ticket_secret", default="", secret=True,
+                   help="Makes and checks the tickets with which hosts ask for images; any long random text, the same "
+                        "for all conductors and image gateways, and for nobody else. Several, separated by commas: "
+                        "the first makes, all check. Default: secret_key, which API processes have too."),
     ),
     "network": (
         cfg.StrOpt("endpoint", help="URL of the network service; default: from the catalogue. When that has none "
@@ -236,6 +262,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("vif_plugging_timeout", default=300, min=0, max=3600,
                    help="Seconds that a guest waits, paused, until the network service has wired it; 0: never."),
         cfg.BoolOpt("vif_plugging_is_fatal", default=True, help="Whether a server fails that was not wired in time."),
+    ),
+    "share": (
+        cfg.StrOpt("endpoint", help="URL of the shared file system service; default: from the catalogue. When that has "
+                                    "none either, servers have no shares."),
+        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Seconds for an answer of that service."),
+        cfg.IntOpt("apply_timeout", default=60, min=1, max=3600,
+                   help="Seconds in which it must let a host mount a share that was asked for."),
     ),
     "metadata": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the metadata service listens on."),
@@ -249,6 +282,22 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("vendor_data_file", help="JSON file that every guest finds as vendor_data.json; agents read theirs "
                                             "for config drives."),
     ),
+    "vendor_data": (
+        cfg.ListOpt("providers", default=["static"], item_type=types.String(choices=["static", "dynamic"]),
+                    help="Where vendor data comes from. static: [metadata] vendor_data_file, as vendor_data.json and "
+                         "in vendor_data2.json; dynamic: dynamic_targets, in vendor_data2.json."),
+        cfg.ListOpt("dynamic_targets", default=[],
+                    help="Services that are asked for each server, by a POST of what is known of it; each name@url. "
+                         "Metadata services ask them, and agents for config drives. User and password, in "
+                         "keystoneauth's options: [vendordata_dynamic_auth]; empty: without a token."),
+        cfg.StrOpt("dynamic_ssl_certfile", default="", help="CAs of the targets' certificates; empty: the system's."),
+        cfg.IntOpt("dynamic_connect_timeout", default=5, min=1, max=60, help="Seconds to reach a target."),
+        cfg.IntOpt("dynamic_read_timeout", default=5, min=1, max=60,
+                   help="Seconds for each part of its answer. No boot waits longer for a target than both together."),
+        cfg.BoolOpt("dynamic_failure_fatal", default=False,
+                    help="Whether a server whose target fails is not built, and gets no vendor_data2.json; else the "
+                         "target's part is empty."),
+    ),
     "console": (
         cfg.HostAddressOpt("host", default="127.0.0.1", help="Address that the console service listens on."),
         cfg.PortOpt("port", default=6080, help="Its port."),
@@ -259,6 +308,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("token_seconds", default=600, min=10, max=86400, help="How long a console's URL can be used, once."),
         cfg.IntOpt("sessions", default=200, min=1, help="Open consoles in all."),
         cfg.IntOpt("sessions_per_server", default=10, min=1, help="Open consoles of one server."),
+        cfg.IntOpt("sessions_per_user", default=50, min=1, help="Open consoles of one user."),
         cfg.StrOpt("novnc", default="/usr/share/novnc", help="Folder with noVNC."),
     ),
     "placement": (

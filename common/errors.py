@@ -7,7 +7,6 @@
     ├── Forbidden              403
     │   └── OverQuota          403  names the resource, the limit and what is used
     ├── NotFound               404  itemNotFound
-    ├── MethodNotAllowed       405
     ├── NotAcceptable          406  a microversion out of range
     ├── Conflict               409
     │   ├── WrongState         409  Cannot 'x' instance y while it is in vm_state z
@@ -71,10 +70,6 @@ class NotFound(Problem):
     status, kind = 404, "itemNotFound"
 
 
-class MethodNotAllowed(Problem):
-    status, kind = 405, "badMethod"
-
-
 class NotAcceptable(Problem):
     status, kind = 406, "computeFault"
 
@@ -98,8 +93,11 @@ class Locked(Conflict):
 class Busy(Conflict):
     retryable = True
 
-    def __init__(self, server: str) -> None:
-        super().__init__(f"Instance {server} is busy with another action.")
+    """``action``: the name of the action that holds the server, where it is known."""
+
+    def __init__(self, server: str, action: str | None = None) -> None:
+        by = f"the action '{action}'" if action else "another action"
+        super().__init__(f"Instance {server} is busy with {by}; try again when it has ended.")
 
 
 class HostDown(Conflict):

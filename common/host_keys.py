@@ -4,7 +4,7 @@
 A host has two: one with conductors (commands, reports), one with whoever may ask it something (queries). Each is made
 of a secret of the control plane, the host's name and a number, the generation, so nothing has to be kept of it: a
 conductor makes the keys of every host, a host has its own. A new generation makes the old key worthless. Which
-generations count is in the database (``common.store.host_keys``).
+generations count is in the database (``common.store.hosts.host_keys``).
 """
 from __future__ import annotations
 

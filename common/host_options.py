@@ -37,6 +37,13 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                         "that."),
         cfg.IntOpt("max_concurrent_image_fetches", default=2, min=0,
                    help="Images fetched at the same time; 0: as many as are asked for."),
+        cfg.StrOpt("image_user", default="",
+                   help="User as which helper processes read what tenants wrote, with nothing else that may belong to "
+                        "it; default: kilonova-images, or nobody where there is none. An agent that may not change its "
+                        "user runs them as its own."),
+        cfg.IntOpt("image_memory_mb", default=1024, min=256, help="Memory of such a process, in MiB."),
+        cfg.IntOpt("image_cpu_seconds", default=30, min=1,
+                   help="Its processor time; one that copies a disk has one second more for each 64 MiB."),
         cfg.IntOpt("fence_after", default=0, min=0,
                    help="Seconds without a word of a conductor after which a host makes its own guests off, and starts "
                         "them again when it is heard and they were not evacuated; 0: never."),
@@ -57,6 +64,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                     help="What is measured once a minute, for MetricsWeigher: cpu.virt_driver or nothing."),
         cfg.HostAddressOpt("console_host", default="127.0.0.1",
                            help="This host's address at which the console service reaches its guests' consoles."),
+        cfg.HostAddressOpt("share_address", help="Address from which this host mounts shares, as the share service's "
+                                                 "rules are to name it; default: its own."),
         cfg.StrOpt("config_drive_format", default="iso9660", choices=["iso9660", "vfat"],
                    help="iso9660: config drives are CD-ROMs; vfat: disks (needs dosfstools and mtools)."),
         cfg.IntOpt("reserved_memory_mb", default=512, min=0, help="Memory kept for the host itself, in MiB."),
@@ -70,14 +79,14 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
                     help="Port on which a host gives the files of moving servers to others; 0: any free one."),
         cfg.IntOpt("transfer_rate", default=0, min=0, help="Most MiB a second that a host sends; 0: no limit."),
         cfg.StrOpt("transfer_cert", default="",
-                   help="PEM file with this host's certificate: files then travel over TLS, both sides proved."),
+                   help="PEM file with this host's certificate: what moves then travels over TLS, both sides proved."),
         cfg.StrOpt("transfer_key", default="", help="PEM file with its key."),
         cfg.StrOpt("transfer_ca", default="", help="PEM file with the authority that signed the hosts' certificates."),
         cfg.IntOpt("max_concurrent_live_migrations", default=1, min=1, max=64,
                    help="Live migrations that leave a host at the same time; others wait."),
-        cfg.StrOpt("live_migration_uri", default="",
-                   help="This host's libvirt as other hosts' libvirt reaches it, like qemu+tls://%s/system; %s is "
-                        "live_migration_inbound_addr. Empty: no server comes here live."),
+        cfg.PortOpt("live_migration_port", default=0, min=0,
+                    help="Port on which this host takes servers in that move while they run, like 16598: it listens "
+                         "while one is on its way, for the host that it comes from. 0: no server comes here live."),
         cfg.StrOpt("live_migration_inbound_addr", default="",
                    help="Address at which this host takes servers in; default: its own."),
         cfg.IntOpt("live_migration_bandwidth", default=0, min=0, help="Most MiB a second of a migration; 0: no limit."),
@@ -88,7 +97,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.BoolOpt("live_migration_permit_auto_converge", default=False,
                     help="Slow a guest down that writes faster than it can be copied."),
         cfg.BoolOpt("live_migration_permit_post_copy", default=False,
-                    help="Let force_complete run a guest at the destination before all of its memory is there."),
+                    help="Let force_complete run a guest at the destination before all of its memory is there. Where "
+                         "QEMU is not root, both hosts need sysctl vm.unprivileged_userfaultfd = 1."),
         cfg.BoolOpt("live_migration_with_native_tls", default=False,
                     help="Encrypt memory and disks on their way by QEMU's TLS; a host without certificates refuses."),
     ),

@@ -2,8 +2,8 @@
 """Tickets: what a host shows the image gateway to read or write the images of its commands, and nothing else.
 
 The conductor makes one for each message that has commands with images, the gateway checks it; the key is derived from
-the cloud's secret, which no host has. ``READS`` and ``WRITES`` say which verbs need an image and where their args name
-it: the only place that does.
+a secret of these two, which no host has, and no API process. Which verbs need an image, and where their arguments name
+it, stands in ``common.verbs``.
 Must stay true: a ticket opens no image that its commands do not name, a ticket for reading does not write, and the
 reverse; it ends by itself, and is compared in constant time.
 """
@@ -14,27 +14,25 @@ import binascii
 import hashlib
 import hmac
 import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from oslo_config import cfg
 
 from common import errors
 from common.models import Access, Command
 from common.vault import Vault
+from common.verbs import facts_of
 
+log = logging.getLogger(__name__)
 PURPOSE = "image-gateway/1"
 LIFETIME = 3600              #: seconds
 MOST = 100                   #: images of one ticket: it travels in a header, and servers bound these
 LONGEST = 8000               #: characters
 _BAD = "The ticket is not one of this cloud's, is too old, or does not open this image for that."
-
-#: Verb -> the keys that lead, in its args, to the record of the image that it may have to read.
-READS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ensure_guest", "rebuild", "prepare", "receive", "prepare_arrival"), ("guest", "image")),
-    "rescue": ("image",)}
-#: Verb -> the key under which its args have the id of the image that it writes; the id was chosen for this action.
-WRITES: Mapping[str, str] = {"snapshot": "image_id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def images_read(commands: Iterable[Command]) -> list[str]:
 
 def images_written(commands: Iterable[Command]) -> list[str]:
     """The images that these commands make."""
-    return _each(command.args[WRITES[command.verb]] for command in commands if command.verb in WRITES)
+    return _each(command.args[key] for command in commands if (key := facts_of(command.verb).writes_image))
 
 
 def uses_image(command: Command) -> bool:
@@ -64,14 +62,25 @@ def uses_image(command: Command) -> bool:
 
 def _read(command: Command) -> str | None:
     found: Any = command.args
-    for key in READS.get(command.verb, ("no image",)):
+    keys = facts_of(command.verb).reads_image
+    for key in keys:
         found = (found or {}).get(key)
-    return found["id"] if found else None
+    return found["id"] if keys and found else None
 
 
 def _each(found: Iterable[str | None]) -> list[str]:
     """Without repetition, in their order."""
     return [image for image in dict.fromkeys(found) if image]
+
+
+def configured(conf: cfg.ConfigOpts) -> Tickets:
+    """Made and checked with the secret that conductors and image gateways have."""
+    own = conf.image_gateway.ticket_secret
+    if not own.strip(", "):
+        log.warning("whoever has [DEFAULT] secret_key can make tickets for images: set [image_gateway] ticket_secret "
+                    "for conductors and image gateways")
+        own = conf.secret_key
+    return Tickets(Vault(own))
 
 
 class Tickets:

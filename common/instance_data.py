@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,9 @@ VERSIONS = ("2012-08-10", "2013-04-04", "2013-10-17", "2015-10-15", "2016-06-30"
             "2018-08-27", "2020-10-14", "2025-04-04", LATEST)
 EC2_VERSIONS = ("1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01",
                 "2008-09-01", "2009-04-04", LATEST)
-META_DATA, USER_DATA, PASSWORD = "meta_data.json", "user_data", "password"
+META_DATA, USER_DATA, PASSWORD, VENDOR_DATA = "meta_data.json", "user_data", "password", "vendor_data.json"
 #: Each document, and each later key of meta_data.json and EC2's meta-data, with the first version that has it.
-DOCUMENTS = {META_DATA: "2012-08-10", USER_DATA: "2012-08-10", PASSWORD: "2013-04-04", "vendor_data.json": "2013-10-17",
+DOCUMENTS = {META_DATA: "2012-08-10", USER_DATA: "2012-08-10", PASSWORD: "2013-04-04", VENDOR_DATA: "2013-10-17",
              "network_data.json": "2015-10-15", "vendor_data2.json": "2016-10-06"}
 KEYS = {"random_seed": "2013-04-04", "project_id": "2015-10-15", "devices": "2016-06-30",
         "dedicated_cpus": "2020-10-14"}
@@ -59,8 +59,9 @@ def group_names(interfaces: Iterable[JSON], asked: Iterable[JSON]) -> list[str]:
 
 
 def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availability_zone: str | None = None,
-               files: Sequence[JSON] = (), admin_pass: str = "") -> GuestSpec:
-    """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another than its own."""
+               files: Sequence[JSON] = (), admin_pass: str = "", boot_roles: Sequence[str] = ()) -> GuestSpec:
+    """The guest of a server's row (of servers, JSON columns read); with ``image`` made of another than its own.
+    ``boot_roles``: of who asked for the server."""
     keys = [{"name": row.key_name, "type": _key_type(row.key_data), "data": row.key_data}] if row.key_name else []
     instance: JSON = {
         "name": row.name, "hostname": row.hostname, "project_id": row.project_id,
@@ -68,6 +69,8 @@ def guest_spec(row: Any, fence: int, image: ImageRef | None = None, *, availabil
         "meta": row.meta, "keys": keys, "files": list(files), "reservation_id": row.reservation_id,
         "security_groups": list(dict.fromkeys(group_names(row.interfaces or (), row.security_groups or ()))),
         "root_device_name": row.root_device_name}
+    if boot_roles:
+        instance["boot_roles"] = ",".join(boot_roles)
     if admin_pass:
         instance["admin_pass"] = admin_pass
     flavor = from_wire(Flavor, row.flavor)
@@ -92,10 +95,12 @@ def _key_type(data: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InstanceData:
-    """The documents and trees of one guest. ``vendor`` is what the operator tells all guests."""
+    """The documents and trees of one guest. ``vendor`` is what the operator tells all guests, None: that is not told;
+    ``dynamic`` gives what the operator's services tell this one, by their names."""
 
     spec: GuestSpec
-    vendor: JSON = field(default_factory=dict)
+    vendor: JSON | None = field(default_factory=dict)
+    dynamic: Callable[[], JSON] = dict
 
     @property
     def user_data(self) -> bytes:
@@ -110,7 +115,8 @@ class InstanceData:
     def names(self, version: str) -> list[str]:
         """The documents of an OpenStack version, in the order of their age."""
         return [name for name, since in DOCUMENTS.items()
-                if since <= version and (name != USER_DATA or self.user_data)]
+                if since <= version and (name != USER_DATA or self.user_data)
+                and (name != VENDOR_DATA or self.vendor is not None)]
 
     def document(self, version: str, name: str, random_seed: bytes) -> bytes:
         """One of ``names``, except the password, which is not ours to tell."""
@@ -118,9 +124,20 @@ class InstanceData:
             return self.user_data
         makers: dict[str, Any] = {
             META_DATA: lambda: self.meta_data(version, random_seed),
-            "vendor_data.json": lambda: self.vendor, "vendor_data2.json": lambda: {"static": self.vendor},
+            VENDOR_DATA: lambda: self.vendor, "vendor_data2.json": self._vendor_data2,
             "network_data.json": lambda: network_data(self.spec.interfaces)}
         return _json(makers[name]())
+
+    def _vendor_data2(self) -> JSON:
+        return self.dynamic() if self.vendor is None else {"static": self.vendor, **self.dynamic()}
+
+    def facts(self) -> JSON:
+        """What the operator's services are told of the guest: nothing that is secret but its user data."""
+        instance = self.spec.instance
+        return {"project-id": instance.get("project_id"), "instance-id": self.spec.server,
+                "image-id": self.spec.image.id if self.spec.image else None, "user-data": self.spec.user_data,
+                "hostname": self.hostname, "metadata": instance.get("meta") or {},
+                "boot-roles": instance.get("boot_roles", "")}
 
     def meta_data(self, version: str, random_seed: bytes) -> JSON:
         """The ``meta_data.json`` of this version; ``random_seed`` feeds the guest's entropy pool."""

@@ -4,14 +4,23 @@
 Every process builds and reads these; ``common.wire`` turns them into plain dictionaries and back.
 They hold facts, never behaviour that needs I/O. A field added later has a default, so that an older
 sender and a newer reader (and the other way round) understand each other.
+``metadata["wire"]``: the name that a field had in the release before, by which it still travels (docs/decisions/0044).
 Units: memory in MiB, disks in GiB, image sizes in bytes, times in microseconds since the epoch (UTC).
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 JSON = dict[str, Any]
+
+
+class Control(StrEnum):
+    """What can be requested of a live migration that runs."""
+
+    ABORT = "abort"              #: the server stays where it is
+    COMPLETE = "complete"        #: it is moved now, also if it stands still meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,19 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A NUMA cell of a host. cpus: those that guests share; pcpus: those that a guest can have for itself;
+class AttachedShare:
+    """A share of a server, as its host needs to know it. tag: by which the guest mounts it; protocol: NFS;
+    export_location: where the host mounts it from."""
+
+    share_id: str
+    tag: str
+    protocol: str
+    export_location: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node of a host. cpus: those that guests share; pcpus: those that a guest can have for itself;
     siblings: groups of threads that share a core; pages: size in KiB, as text -> number of pages of that size."""
 
     id: int
@@ -90,21 +110,21 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A PCI device of a host that guests can have. address: 0000:81:00.1; numbers in four hexadecimal digits;
-    cell: the NUMA cell it is near, or -1."""
+    numa_node: the NUMA node it is near, or -1."""
 
     address: str
     vendor: str
     product: str
-    cell: int = -1
+    numa_node: int = field(default=-1, metadata={"wire": "cell"})
 
 
 @dataclass(frozen=True, slots=True)
-class FittedCell:
-    """A cell of a guest on a cell of its host. cpus: the guest's CPUs; pins: guest CPU, as text -> the host CPU that
-    is its alone (empty: it shares the host cell's). page_kb: 0 for pages of any kind that need no counting. idle: host
-    CPUs that nobody may have because a guest CPU is alone on their core."""
+class AssignedNumaNode:
+    """A NUMA node of a guest on a NUMA node of its host. cpus: the guest's CPUs; pins: guest CPU, as text -> the host
+    CPU that is its alone (empty: it shares the host NUMA node's). page_kb: 0 for pages of any kind that need no
+    counting. idle: host CPUs that nobody may have because a guest CPU is alone on their core."""
 
-    cell: int
+    numa_node: int = field(metadata={"wire": "cell"})
     cpus: list[int] = field(default_factory=list)
     pins: dict[str, int] = field(default_factory=dict)
     memory_mb: int = 0
@@ -113,10 +133,10 @@ class FittedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class HardwareAssignment:
     """Which parts of its host a guest has: decided in the claim, kept in its guest record."""
 
-    cells: list[FittedCell] = field(default_factory=list)
+    numa_nodes: list[AssignedNumaNode] = field(default_factory=list, metadata={"wire": "cells"})
     devices: list[str] = field(default_factory=list)
 
 
@@ -137,8 +157,8 @@ class GuestSpec:
     ``instance`` feeds the config drive: name, hostname, project_id, availability_zone, launch_index,
     meta (dict), keys (list of {name, type, data}), files (list of {path, contents}); ``user_data`` and
     ``contents`` are base64 text as the API took it. ``paused``: its CPUs wait when it is first started, because the
-    network service has not wired its interfaces yet. ``fitting``: which parts of the host are its own. ``disks``: those
-    beside its root disk, in the order in which the guest finds them.
+    network service has not wired its interfaces yet. ``assignment``: which parts of the host are its own. ``disks``:
+    those beside its root disk, in the order in which the guest finds them.
     """
 
     server: str
@@ -151,7 +171,7 @@ class GuestSpec:
     instance: JSON = field(default_factory=dict)
     interfaces: list[Interface] = field(default_factory=list)
     paused: bool = False
-    fitting: Fitting | None = None
+    assignment: HardwareAssignment | None = field(default=None, metadata={"wire": "fitting"})
     disks: list[LocalDisk] = field(default_factory=list)
 
 
@@ -166,7 +186,7 @@ class DomainState:
 
 @dataclass(frozen=True, slots=True)
 class HostInventory:
-    """What a host has; reported at hello and on change.
+    """What a host has; reported at registration and on change.
 
     vcpus: CPUs that guests share; pcpus: those that are given to one guest each. ratios: resource class -> allocation
     ratio, as this host is configured. facts: what filters may ask, among them supported_instances (lists of
@@ -186,14 +206,9 @@ class HostInventory:
     reserved_disk_gb: int = 0
     pcpus: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
-    cells: list[Cell] = field(default_factory=list)
+    numa_nodes: list[NumaNode] = field(default_factory=list, metadata={"wire": "cells"})
     devices: list[Device] = field(default_factory=list)
     facts: JSON = field(default_factory=dict)
-
-
-#: Verbs that move whole disks, and so weigh on the disk and the network of their host; the agent's table declares them.
-COPYING = frozenset(("ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "resize_here",
-                     "prepare_arrival", "live_migrate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +232,20 @@ class Command:
         return f"{self.action}/{self.step}/{self.attempt}"
 
 
+class FailureReason(StrEnum):
+    """Why a command failed or was refused, as far as a reader decides by it; ``Result.error`` says it to people."""
+
+    UNSPECIFIED = ""                #: also what agents of the release before send
+    ABORTED = "aborted"             #: somebody asked for the end of the live migration
+    STALE_FENCE = "stale_fence"     #: the host knows a higher fence, which is in ``Result.data["known"]``
+    UNKNOWN_VERB = "unknown_verb"   #: the agent is older than the verb
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailureReason:
+        """A reason of a later release."""
+        return cls.UNSPECIFIED
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What became of a command. ``status``: done, failed (definite: nothing of it runs), refused (an old fence, where
@@ -231,18 +260,15 @@ class Result:
     error: str = ""
     details: str = ""
     retryable: bool = False
-
-
-#: How the phase of a command begins whose verb gives no sign of life.
-HANGS = "hangs in"
+    reason: FailureReason = FailureReason.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
     """What an agent says in the one exchange with the conductor.
 
-    ``session`` 0 is hello: it asks for a new session and brings ``inventory``, which comes again when it changed.
-    ``metrics`` come with the full report where the host is told to measure. ``working`` lists the keys
+    ``session`` 0 is registration: it asks for a new session and brings ``inventory``, which comes again when it
+    changed. ``metrics`` come with the full report where the host is told to measure. ``working`` lists the keys
     of the commands in hand; ``results`` what is finished and not yet acknowledged; ``domains`` the full
     report when it is not None; ``changed`` single domains that an event spoke of; ``phases`` how far long commands
     are, by key. ``cached``: what became of images that the host was to fetch ahead: image -> "" when it is there, or
@@ -295,11 +321,11 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """The conductor's half: the session in force (0: say hello again), the result keys it has heard (the command of
+    """The conductor's half: the session in force (0: register again), the result keys it has heard (the command of
     one that it could not write down comes again), the commands and debts that the host does not seem to know of, and
-    fences that it should know: all guests' at hello, else those of domains that it told of under an older one.
-    ``stop``, at hello: servers whose domain here must be off, because they are or may be elsewhere. ``cookie``: what
-    the host says next is to bring it; good for a minute."""
+    fences that it should know: all guests' at registration, else those of domains that it told of under an older one.
+    ``stop``, at registration: servers whose domain here must be off, because they are or may be elsewhere. ``cookie``:
+    what the host says next is to bring it; good for a minute."""
 
     session: int
     acknowledged: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server wants of placement, made in one place.
 
-Pure. The conductor makes it of a server that is being placed (``conductor.placing``), the operator's ``explain`` of one
+Pure. The conductor makes it of a server that is being placed (``conductor.claims``), the operator's ``explain`` of one
 that nobody has asked for yet: both get the same answer because both ask here.
 """
 from __future__ import annotations

@@ -23,11 +23,13 @@ from common import config, log
 
 logger = logging.getLogger(__name__)
 GRACE = 8.0
+UMASK = 0o077       #: what a process of ours makes is its user's alone
 T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
     """Read the configuration and start logging; a wrong value ends the process with its explanation."""
+    os.umask(UMASK)
     conf = checked(name, config.load)
     log.start(conf.log_level)
     return conf
@@ -54,7 +56,7 @@ def run(conf: cfg.ConfigOpts, open_up: Callable[[cfg.ConfigOpts], Callable[[], N
         stop.set()
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, asked)
-    close = open_up(conf)
+    close = checked(Path(sys.argv[0]).name.removeprefix("kilonova-"), lambda: open_up(conf))
     opened.set()
     notify("READY=1")
     logger.info("ready")

@@ -53,7 +53,8 @@ class Action:
     token), or with ``immediate``: what the accepting transaction does by itself.
     supersedes: it ends a running action instead of being refused.
     locked: a lock forbids it to all but admins. answer_after: the step whose outcome the API waits for.
-    told: what notifications call it (None: nothing is told), see ``common.notifications.events``.
+    notification: what notifications call it (None: there is none), see ``common.notifications.events``.
+    with_shares: can it be done with a server that has shares?
     """
 
     key: str
@@ -73,7 +74,8 @@ class Action:
     until: str | None = None
     success: int = 202
     answer_after: str | None = None
-    told: str | None = None
+    notification: str | None = None
+    with_shares: bool = True
 
 
 _REBOOTABLE = (None, REBOOTING, REBOOT_PENDING, REBOOT_STARTED, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING,
@@ -89,43 +91,47 @@ _P = "os_compute_api:"
 #: In the order of a server's life. One line an action.
 ACTIONS: tuple[Action, ...] = (
     Action("create", "create", _P + "servers:create", vm=(BUILDING,), during=SCHEDULING, after=ACTIVE,
-           workflow="create", locked=False, told="create"),
+           workflow="create", locked=False, notification="create"),
     Action("os-start", "start", _P + "servers:start", vm=(STOPPED,), during=POWERING_ON, after=ACTIVE,
-           workflow="start", told="power_on"),
+           workflow="start", notification="power_on"),
     Action("os-stop", "stop", _P + "servers:stop", vm=(ACTIVE, ERROR), during=POWERING_OFF, after=STOPPED,
-           workflow="stop", told="power_off"),
+           workflow="stop", notification="power_off"),
     Action("reboot", "reboot", _P + "servers:reboot", vm=(ACTIVE,), during=REBOOTING, after=ACTIVE,
-           workflow="reboot_soft", when=("type", "SOFT"), told="reboot"),
+           workflow="reboot_soft", when=("type", "SOFT"), notification="reboot"),
     Action("reboot", "reboot", _P + "servers:reboot", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED, ERROR),
            task=_REBOOTABLE, during=REBOOTING_HARD, after=ACTIVE, workflow="reboot_hard", when=("type", "HARD"),
-           supersedes=True, told="reboot"),
+           supersedes=True, notification="reboot"),
     Action("pause", "pause", _P + "os-pause-server:pause", vm=(ACTIVE,), during=PAUSING, after=PAUSED,
-           workflow="pause", told="pause"),
+           workflow="pause", notification="pause"),
     Action("unpause", "unpause", _P + "os-pause-server:unpause", vm=(PAUSED,), during=UNPAUSING, after=ACTIVE,
-           workflow="unpause", told="unpause"),
+           workflow="unpause", notification="unpause"),
     Action("suspend", "suspend", _P + "os-suspend-server:suspend", vm=(ACTIVE,), during=SUSPENDING, after=SUSPENDED,
-           workflow="suspend", told="suspend"),
+           workflow="suspend", notification="suspend", with_shares=False),
     Action("resume", "resume", _P + "os-suspend-server:resume", vm=(SUSPENDED,), during=RESUMING, after=ACTIVE,
-           workflow="resume", told="resume"),
+           workflow="resume", notification="resume"),
     Action("rescue", "rescue", _P + "os-rescue", vm=(ACTIVE, STOPPED, ERROR), during=RESCUING, after=RESCUED,
-           workflow="rescue", success=200, told="rescue"),
+           workflow="rescue", success=200, notification="rescue"),
     Action("unrescue", "unrescue", _P + "os-unrescue", vm=(RESCUED,), during=UNRESCUING, after=ACTIVE,
-           workflow="unrescue", told="unrescue"),
+           workflow="unrescue", notification="unrescue"),
     Action("rebuild", "rebuild", _P + "servers:rebuild", vm=(ACTIVE, STOPPED, ERROR), during=REBUILDING, after=ACTIVE,
-           workflow="rebuild", told="rebuild"),
+           workflow="rebuild", notification="rebuild", with_shares=False),
     Action("changePassword", "changePassword", _P + "os-admin-password", vm=(ACTIVE,), during=UPDATING_PASSWORD,
            after=ACTIVE, workflow="change_password", answer_after="set"),
     Action("trigger_crash_dump", "trigger_crash_dump", _P + "servers:trigger_crash_dump",
            vm=(ACTIVE, PAUSED, RESCUED, RESIZED, ERROR), workflow="crash_dump", since="2.17",
-           answer_after="interrupt", told="trigger_crash_dump"),
+           answer_after="interrupt", notification="trigger_crash_dump"),
     Action("createImage", "createImage", _P + "servers:create_image", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED),
-           during=IMAGE_SNAPSHOT_PENDING, workflow="snapshot", answer_after="record", told="snapshot"),
+           during=IMAGE_SNAPSHOT_PENDING, workflow="snapshot", answer_after="record", notification="snapshot"),
     Action("createBackup", "createBackup", _P + "os-create-backup", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED),
-           during=IMAGE_BACKUP, workflow="backup", answer_after="record", told="snapshot"),
+           during=IMAGE_BACKUP, workflow="backup", answer_after="record", notification="snapshot"),
     Action("attach_interface", "attach_interface", _P + "os-attach-interfaces:create", vm=_PLUGGABLE,
-           workflow="attach_interface", success=200, answer_after="attach", told="interface_attach"),
+           workflow="attach_interface", success=200, answer_after="attach", notification="interface_attach"),
     Action("detach_interface", "detach_interface", _P + "os-attach-interfaces:delete", vm=_PLUGGABLE,
-           workflow="detach_interface", told="interface_detach"),
+           workflow="detach_interface", notification="interface_detach"),
+    Action("attach_share", "attach_share", _P + "os-server-shares:create", vm=(STOPPED,), workflow="attach_share",
+           locked=False, since="2.97", success=201, notification="share_attach"),
+    Action("detach_share", "detach_share", _P + "os-server-shares:delete", vm=(STOPPED, ERROR),
+           workflow="detach_share", locked=False, since="2.97", success=200, notification="share_detach"),
     Action("addSecurityGroup", "addSecurityGroup", _P + "os-security-groups:add", vm=_ALIVE,
            workflow="add_security_group", answer_after="change"),
     Action("removeSecurityGroup", "removeSecurityGroup", _P + "os-security-groups:remove", vm=_ALIVE,
@@ -138,30 +144,31 @@ ACTIONS: tuple[Action, ...] = (
            locked=False, until="2.43"),
     Action("removeFloatingIp", "removeFloatingIp", _P + "os-floating-ips:remove", query="remove_floating_ip", task=ANY,
            locked=False, until="2.43"),
-    Action("lock", "lock", _P + "os-lock-server:lock", task=ANY, immediate="lock", locked=False, told="lock"),
-    Action("unlock", "unlock", _P + "os-lock-server:unlock", task=ANY, immediate="unlock", locked=False, told="unlock"),
+    Action("lock", "lock", _P + "os-lock-server:lock", task=ANY, immediate="lock", locked=False, notification="lock"),
+    Action("unlock", "unlock", _P + "os-lock-server:unlock", task=ANY, immediate="unlock", locked=False,
+           notification="unlock"),
     Action("os-resetState", "resetState", _P + "os-admin-actions:reset_state", task=ANY, immediate="reset_state",
            locked=False),
     Action("shelve", "shelve", _P + "os-shelve:shelve", vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED), during=SHELVING,
-           after=SHELVED, workflow="shelve", told="shelve"),
+           after=SHELVED, workflow="shelve", notification="shelve", with_shares=False),
     Action("shelveOffload", "shelveOffload", _P + "os-shelve:shelve_offload", vm=(SHELVED,),
-           during=SHELVING_OFFLOADING, after=SHELVED_OFFLOADED, workflow="offload", told="shelve_offload"),
+           during=SHELVING_OFFLOADING, after=SHELVED_OFFLOADED, workflow="offload", notification="shelve_offload"),
     Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED_OFFLOADED,), during=UNSHELVING, after=ACTIVE,
-           workflow="unshelve", told="unshelve"),
+           workflow="unshelve", notification="unshelve"),
     Action("unshelve", "unshelve", _P + "os-shelve:unshelve", vm=(SHELVED,), during=UNSHELVING, after=ACTIVE,
-           workflow="unshelve_here", told="unshelve"),
+           workflow="unshelve_here", notification="unshelve"),
     Action("resize", "resize", _P + "servers:resize", vm=(ACTIVE, STOPPED), during=RESIZE_PREP, after=RESIZED,
-           workflow="resize", told="resize"),
+           workflow="resize", notification="resize", with_shares=False),
     Action("migrate", "migrate", _P + "os-migrate-server:migrate", vm=(ACTIVE, STOPPED), during=RESIZE_PREP,
-           after=RESIZED, workflow="migrate", told="resize"),
+           after=RESIZED, workflow="migrate", notification="resize", with_shares=False),
     Action("confirmResize", "confirmResize", _P + "servers:confirm_resize", vm=(RESIZED,), after=ACTIVE,
-           workflow="confirm_resize", success=204, told="resize_confirm"),
+           workflow="confirm_resize", success=204, notification="resize_confirm"),
     Action("revertResize", "revertResize", _P + "servers:revert_resize", vm=(RESIZED,), during=RESIZE_REVERTING,
-           after=ACTIVE, workflow="revert_resize", told="resize_revert"),
+           after=ACTIVE, workflow="revert_resize", notification="resize_revert"),
     Action("os-migrateLive", "live-migration", _P + "os-migrate-server:migrate_live", vm=(ACTIVE, PAUSED),
-           during=MIGRATING, workflow="live_migrate", told="live_migration"),
+           during=MIGRATING, workflow="live_migrate", notification="live_migration", with_shares=False),
     Action("evacuate", "evacuate", _P + "os-evacuate", vm=(ACTIVE, STOPPED, ERROR), task=_STAYING, during=REBUILDING,
-           after=ACTIVE, workflow="evacuate", supersedes=True, success=200, told="evacuate"),
+           after=ACTIVE, workflow="evacuate", supersedes=True, success=200, notification="evacuate", with_shares=False),
     Action("os-getConsoleOutput", "console-output", _P + "os-console-output", query="console_output",
            task=ANY, locked=False, success=200),
     Action("os-getVNCConsole", "get-vnc-console", _P + "os-remote-consoles", query="vnc_console", task=ANY,
@@ -175,14 +182,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("diagnostics", "diagnostics", _P + "os-server-diagnostics", query="diagnostics", task=ANY, locked=False,
            success=200),
     Action("restore", "restore", _P + "os-deferred-delete:restore", vm=(SOFT_DELETED,), during=RESTORING, after=ACTIVE,
-           workflow="restore", told="restore"),
+           workflow="restore", notification="restore"),
     Action("softDelete", "delete", _P + "servers:delete",
            vm=(ACTIVE, STOPPED, PAUSED, SUSPENDED, RESCUED, SHELVED, ERROR), during=SOFT_DELETING, after=SOFT_DELETED,
-           workflow="soft_delete", success=204, told="soft_delete"),
+           workflow="soft_delete", success=204, notification="soft_delete"),
     Action("forceDelete", "forceDelete", _P + "os-deferred-delete:force", task=ANY, during=DELETING, after=DELETED,
-           workflow="delete", supersedes=True, told="delete"),
+           workflow="delete", supersedes=True, notification="delete"),
     Action("delete", "delete", _P + "servers:delete", task=ANY, during=DELETING, after=DELETED,
-           workflow="delete", supersedes=True, success=204, told="delete"),
+           workflow="delete", supersedes=True, success=204, notification="delete"),
 )
 
 #: The row that says how a workflow ends; rows that share one agree about that.
@@ -207,7 +214,7 @@ def row(key: str, value: str | None = None) -> Action:
     return found
 
 
-def fitting(rows: Sequence[Action], vm_state: str) -> Action:
+def matching_row(rows: Sequence[Action], vm_state: str) -> Action:
     """Of the rows that a body means, the one that starts from this state; the first, whose refusal names the state,
     when none does."""
     return next((row for row in rows if row.vm == ANY or vm_state in row.vm), rows[0])
@@ -259,6 +266,8 @@ EVENT_NAMES: dict[tuple[str, str], str] = {
     ("create", "build"): "compute__do_build_and_run_instance",
     ("attach_interface", "attach"): "compute_attach_interface",
     ("detach_interface", "detach"): "compute_detach_interface",
+    ("attach_share", "allow"): "compute_allow_share",
+    ("detach_share", "deny"): "compute_deny_share",
     ("add_security_group", "change"): "conductor_add_security_group",
     ("remove_security_group", "change"): "conductor_remove_security_group",
     ("start", "run"): "compute_start_instance",

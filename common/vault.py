@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets at rest: what must be kept from an accepted request until its action ends, readable with the key only.
+"""Secrets at rest, readable with the key only: an action's until it ends, and the user data of servers.
 
 The API seals, the conductor opens when it sends the command; the action forgets its secrets in the transaction that
-ends it. The key is ``[DEFAULT] secret_key``, the same for all API and conductor processes of a cloud.
+ends it. User data is opened for the guest and for admins who are shown it; what is no sealed text, of a row from
+before it was sealed, is its own content. The key is ``[DEFAULT] secret_key``, the same for all processes of a cloud.
 """
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ import base64
 import hashlib
 import hmac
 import json
+from functools import cached_property
 from typing import Any
 
 from common import errors
 
+#: What a sealed text begins with; no base64 does.
+SEALED = "sealed:"
 _NO_KEY = "This cloud has no [DEFAULT] secret_key to keep secrets with; set one."
 
 
@@ -29,7 +33,7 @@ class Vault:
         Raises:
             Unavailable: there is no key.
         """
-        return str(self._box().encrypt(json.dumps(secrets).encode()).decode())
+        return str(self._box.encrypt(json.dumps(secrets).encode()).decode())
 
     def open(self, sealed: str) -> dict[str, Any]:
         """The secrets again.
@@ -37,13 +41,24 @@ class Vault:
         Raises:
             Unavailable: there is no key, or another one sealed them.
         """
-        from cryptography.fernet import InvalidToken
-        try:
-            secrets: dict[str, Any] = json.loads(self._box().decrypt(sealed.encode()))
-        except InvalidToken as problem:
-            raise errors.Unavailable("Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
-                                     "same one.") from problem
+        secrets: dict[str, Any] = json.loads(self._opened(sealed))
         return secrets
+
+    def seal_text(self, text: str) -> str:
+        """The text for a column, recognizable as sealed.
+
+        Raises:
+            Unavailable: there is no key.
+        """
+        return f"{SEALED}{self._box.encrypt(text.encode()).decode()}"
+
+    def open_text(self, kept: str) -> str:
+        """The text of a column, which may be an old one that is not sealed.
+
+        Raises:
+            Unavailable: there is no key, or another one sealed it.
+        """
+        return self._opened(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
 
     def derive(self, purpose: str) -> str:
         """A secret that everybody with the first key makes alike and nobody else can: 64 hexadecimal digits.
@@ -63,6 +78,15 @@ class Vault:
             raise errors.Unavailable(_NO_KEY)
         return [hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest() for key in self._keys]
 
+    def _opened(self, sealed: str) -> bytes:
+        from cryptography.fernet import InvalidToken
+        try:
+            return bytes(self._box.decrypt(sealed.encode()))
+        except InvalidToken as problem:
+            raise errors.Unavailable("Secrets were sealed with another [DEFAULT] secret_key; give all processes the "
+                                     "same one.") from problem
+
+    @cached_property
     def _box(self) -> Any:
         from cryptography.fernet import Fernet, MultiFernet
         if not self._keys:

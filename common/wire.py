@@ -2,11 +2,13 @@
 """Records to plain dictionaries and back: what goes over RabbitMQ and into JSON columns.
 
 Unknown fields of a newer sender are ignored by an older reader; fields that an older sender does not know
-take their default. A record is trusted to be what its type says: both ends are ours.
+take their default. A field with ``metadata["wire"]`` was renamed: it is written under the name that the release before
+knows, and read by both. A record is trusted to be what its type says: both ends are ours.
 """
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -19,10 +21,10 @@ _PLAIN: tuple[type, ...] = (str, int, float, bool, type(None))
 
 def to_wire(record: Any) -> Any:
     """A record, or a list or dictionary of them, as plain data."""
-    if isinstance(record, _PLAIN):
+    if isinstance(record, _PLAIN):      # a StrEnum is a str
         return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {name: to_wire(getattr(record, name)) for name in _names(type(record))}
+        return {key: to_wire(getattr(record, name)) for name, key in _names(type(record))}
     if isinstance(record, dict):
         return {key: to_wire(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
@@ -37,18 +39,21 @@ def from_wire(kind: type[T], data: dict[str, Any]) -> T:
         TypeError: a field without a default is missing.
     """
     readers = _readers(cast(Hashable, kind))
-    return kind(**{name: read(data[name]) for name, read in readers.items() if name in data})
+    return kind(**{name: read(data[key]) for key, (name, read) in readers.items() if key in data})
 
 
 @functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _names(kind: type) -> tuple[tuple[str, str], ...]:
+    """Of each field: its name, and the one by which it travels."""
+    return tuple((field.name, field.metadata.get("wire", field.name)) for field in dataclasses.fields(kind))
 
 
 @functools.cache
-def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
+def _readers(kind: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
+    """Key -> its field, and how that is read. A field that was renamed is read by both names, the new one first."""
     hints = typing.get_type_hints(kind)
-    return {name: _reader(hints[name]) for name in _names(kind)}
+    found = {key: (name, _reader(hints[name])) for name, key in _names(kind)}
+    return found | {name: (name, _reader(hints[name])) for name, _ in _names(kind)}
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
@@ -61,4 +66,6 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: [from_wire(arguments[0], part) for part in value]
     if dataclasses.is_dataclass(hint):
         return lambda value: from_wire(cast(type, hint), value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint
     return lambda value: value

@@ -21,6 +21,8 @@ from typing import Any
 
 import pycdlib
 
+from common import errors
+from common.clients.vendor_data import Dynamic
 from common.config import ConfigError
 from common.instance_data import SEED_BYTES, InstanceData
 from common.models import GuestSpec
@@ -30,15 +32,17 @@ ISO9660, VFAT = "iso9660", "vfat"
 #: The programs that make VFAT, and Debian's packages of them.
 PROGRAMS = {"mkfs.vfat": "dosfstools", "mcopy": "mtools"}
 VFAT_BYTES = 64 * 1024 ** 2          # sparse; user data and five files of 10 KiB, in eleven versions, fit many times
-SECONDS = 60
+PROGRAM_TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDrives:
-    """How config drives are made on this host: their ``format``, and what the operator tells all guests."""
+    """How config drives are made on this host: their ``format``, what the operator tells all guests (None: nothing),
+    and the services that are asked for each."""
 
     format: str = ISO9660
-    vendor: dict[str, Any] = field(default_factory=dict)
+    vendor: dict[str, Any] | None = field(default_factory=dict)
+    dynamic: Dynamic | None = None
 
     @property
     def is_disk(self) -> bool:
@@ -46,8 +50,10 @@ class ConfigDrives:
         return self.format == VFAT
 
     def build(self, spec: GuestSpec, path: Path) -> None:
-        """Write the drive to ``path``. OSError when the disk is full or a program that makes it fails."""
-        files = InstanceData(spec, self.vendor).drive(secrets.token_bytes(SEED_BYTES))
+        """Write the drive to ``path``. OSError when the disk is full, a program that makes it fails, or a service that
+        must be asked says nothing."""
+        dynamic_data = self._dynamic_data(spec)
+        files = InstanceData(spec, self.vendor, lambda: dynamic_data).drive(secrets.token_bytes(SEED_BYTES))
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
         part.touch(0o600)
@@ -56,14 +62,23 @@ class ConfigDrives:
             os.fsync(file.fileno())
         os.replace(part, path)
 
+    def _dynamic_data(self, spec: GuestSpec) -> dict[str, Any]:
+        """What the services say, asked once for all versions of the document."""
+        if self.dynamic is None:
+            return {}
+        try:
+            return self.dynamic.of(InstanceData(spec).facts())
+        except errors.Unavailable as problem:
+            raise OSError(problem.text) from problem
 
-def opened(drive_format: str, vendor: dict[str, Any]) -> ConfigDrives:
+
+def opened(drive_format: str, vendor: dict[str, Any] | None, dynamic: Dynamic | None = None) -> ConfigDrives:
     """As configured. ConfigError names what is missing and what to do."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None] if drive_format == VFAT else []
     if missing:
         packages = ", ".join(sorted({PROGRAMS[name] for name in missing}))
         raise ConfigError(f"[agent] config_drive_format = vfat needs {', '.join(missing)}; install {packages}.")
-    return ConfigDrives(drive_format, vendor)
+    return ConfigDrives(drive_format, vendor, dynamic)
 
 
 def _write_iso9660(files: Mapping[str, bytes], part: Path) -> None:
@@ -100,8 +115,8 @@ def _write_vfat(files: Mapping[str, bytes], part: Path) -> None:
 def _call(*command: str) -> None:
     """Raises OSError with the program's own words."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=PROGRAM_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired as problem:
-        raise OSError(f"{command[0]} did not end within {SECONDS} s") from problem
+        raise OSError(f"{command[0]} did not end within {PROGRAM_TIMEOUT_SECONDS} s") from problem
     if done.returncode:
         raise OSError(f"{command[0]} failed: {done.stderr.decode(errors='replace')[-500:].strip()}")

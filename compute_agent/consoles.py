@@ -2,7 +2,7 @@
 """Consoles of this host's guests for the console service: one listener, and a relay of opaque bytes for each session.
 
 ``Host.query`` offers a console: the guest's side is opened at once, and whoever brings the secret within
-``SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is read but its length, and
+``OFFER_SECONDS`` gets it, once. ``service`` starts the listener. Without a secret nothing is read but its length, and
 nothing is answered. Must stay true: sockets block, so that who reads slowly slows the writer and nothing piles up
 here; a session ends when either side does; a serial port has one reader, so that the newest session takes it over.
 """
@@ -19,16 +19,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors
+from common.tls import Tls
+from common.tls_socket import TlsSocket
 from compute_agent.virt.driver import SERIAL, VNC, VerbFailed
 
 log = logging.getLogger(__name__)
 KINDS = (VNC, SERIAL)
-SECONDS = 30.0              #: that an offer stands
-SESSIONS = 128              #: offered and open, in all
-STRANGERS = 32              #: connections that have not yet said their secret
-GREETING_SECONDS = 5.0      #: for saying it
-LETTERS = 43                #: of a secret
-CHUNK = 64 * 1024
+OFFER_SECONDS = 30.0              #: that an offer stands
+MAX_SESSIONS = 128              #: offered and open, in all
+MAX_UNPROVED = 32              #: connections that have not yet said their secret
+SECRET_TIMEOUT_SECONDS = 5.0      #: for saying it
+SECRET_BYTES = 43                #: of a secret
+CHUNK_BYTES = 64 * 1024
+Side = socket.socket | TlsSocket
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +43,7 @@ class Session:
     secret: str
     guest: socket.socket
     deadline: float
-    peer: socket.socket | None = None
+    peer: Side | None = None
 
     def end(self) -> None:
         """Both sides see the end; the sockets are closed by the threads that read them, or here when none does."""
@@ -53,16 +56,17 @@ class Session:
 
 class Consoles:
     """``open_console(server, kind)`` is the driver's; ``host`` is the address to listen on; an offer stands for
-    ``seconds``; ``sessions`` are offered and open in all. Thread-safe."""
+    ``seconds``; ``sessions`` are offered and open in all; with ``tls`` who connects must prove itself. Thread-safe."""
 
-    def __init__(self, open_console: Callable[[str, str], socket.socket], host: str, *, seconds: float = SECONDS,
-                 sessions: int = SESSIONS) -> None:
+    def __init__(self, open_console: Callable[[str, str], socket.socket], host: str, *, seconds: float = OFFER_SECONDS,
+                 sessions: int = MAX_SESSIONS, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._open_console, self._seconds, self._most = open_console, seconds, sessions
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        self._strangers = threading.BoundedSemaphore(MAX_UNPROVED)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=STRANGERS)
+        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_UNPROVED)
         self._listener.settimeout(1.0)
         self._host, self._port = host, int(self._listener.getsockname()[1])
         self._closed = threading.Event()
@@ -129,7 +133,7 @@ class Consoles:
             if not self._strangers.acquire(blocking=False):
                 peer.close()
                 continue
-            threading.Thread(target=self._greet, args=(peer,), name="console", daemon=True).start()
+            threading.Thread(target=self._open_session, args=(peer,), name="console", daemon=True).start()
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -139,11 +143,15 @@ class Consoles:
         for session in ended:
             session.end()
 
-    def _greet(self, peer: socket.socket) -> None:
+    def _open_session(self, peer: Side) -> None:
         """The thread of a connection: the secret, then what the peer sends to the guest; a second thread has the
         other direction."""
         try:
-            session = self._claimed(peer, _read_secret(peer))
+            said = _read_secret(peer := self._secured(peer))
+            session = self._claimed(peer, said)
+        except (OSError, ValueError) as problem:
+            log.warning("the console service is not proved: %s", problem)
+            session = None
         finally:
             self._strangers.release()
         if session is None:
@@ -159,7 +167,14 @@ class Consoles:
         peer.close()
         session.guest.close()
 
-    def _claimed(self, peer: socket.socket, said: bytes) -> Session | None:
+    def _secured(self, peer: Side) -> Side:
+        """With TLS: once the other side has shown a certificate of our authority."""
+        if self._tls is None or not isinstance(peer, socket.socket):
+            return peer
+        peer.settimeout(SECRET_TIMEOUT_SECONDS)
+        return TlsSocket.proved(peer, self._tls.for_server())
+
+    def _claimed(self, peer: Side, said: bytes) -> Session | None:
         """The session whose secret this is, taken."""
         now = time.monotonic()
         with self._lock:
@@ -172,13 +187,13 @@ class Consoles:
         return found[0]
 
 
-def _read_secret(peer: socket.socket) -> bytes:
+def _read_secret(peer: Side) -> bytes:
     """What it says first; too little when it does not say enough in time."""
-    said, deadline = b"", time.monotonic() + GREETING_SECONDS
+    said, deadline = b"", time.monotonic() + SECRET_TIMEOUT_SECONDS
     try:
-        while len(said) < LETTERS and (left := deadline - time.monotonic()) > 0:
+        while len(said) < SECRET_BYTES and (left := deadline - time.monotonic()) > 0:
             peer.settimeout(left)
-            part = peer.recv(LETTERS - len(said))
+            part = peer.recv(SECRET_BYTES - len(said))
             if not part:
                 break
             said += part
@@ -188,10 +203,10 @@ def _read_secret(peer: socket.socket) -> bytes:
     return said
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: Side, target: Side) -> None:
     """Until the source ends or the target does; then both do."""
     try:
-        while data := source.recv(CHUNK):
+        while data := source.recv(CHUNK_BYTES):
             target.sendall(data)
     except OSError as error:
         log.debug("a console ended: %s", error)
@@ -199,14 +214,14 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     _shut(target)
 
 
-def _shut(side: socket.socket) -> None:
+def _shut(side: Side) -> None:
     try:
         side.shutdown(socket.SHUT_RDWR)
     except OSError:
         log.debug("a console's other side had closed before")
 
 
-def _stay_alive(peer: socket.socket) -> None:
+def _stay_alive(peer: Side) -> None:
     """Small messages go at once; a console service that vanished is noticed within a minute of silence."""
     for level, option, value in ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
                                  (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that hears no conductor makes its own guests off ([agent] fence_after).
+"""A host that hears no conductor stops its own guests ([agent] fence_after).
 
-In a thread of its own, which needs the clock, the hypervisor and the journal and nothing else: what talks with the
-conductor may hang in the very connection that is cut. Must stay true: it is written down before the first guest is
-off, so that it goes on after a kill, and the host then names another boot.
+This has a thread of its own, which needs only the clock, the hypervisor and the journal: the thread that talks with the
+conductor may hang in the connection that is cut. Must stay true: the journal is written before the first guest is
+stopped, so that fencing goes on after a kill, and the host then reports another boot.
 """
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from compute_agent.sync import Agent
 from compute_agent.virt.driver import PAUSED, RUNNING, Driver
 
 log = logging.getLogger(__name__)
-PERIOD = 1.0                 #: seconds between two looks at the clock
+LOOK_SECONDS = 1.0                 #: between two looks at the clock
 
 
 def make_off(driver: Driver, server: str) -> bool:
-    """Pull the plug of a guest that must not run here; False when that has to be tried again."""
+    """Stop a guest that must not run here, at once; False when that has to be tried again."""
     try:
         driver.pull_plug(server)
     except Exception:
-        log.exception("the domain of server %s must not run here and could not be made off; it is tried again, and "
+        log.exception("the domain of server %s must not run here and could not be stopped; it is tried again, and "
                       "nothing is started until then", server)
         return False
     return True
@@ -36,16 +36,16 @@ class Fencing:
 
     def watch(self, stop: threading.Event) -> None:
         """Loop until the process ends."""
-        while not stop.wait(PERIOD):
+        while not stop.wait(LOOK_SECONDS):
             if self._agent.fences_itself():
                 self._fence()
 
     def _fence(self) -> None:
-        """What cannot be seen or made off is tried again at the next look; where nothing runs nothing is said."""
+        """Stop all guests. What fails is tried again at the next look; where nothing runs nothing is reported."""
         try:
             running = self._running()
             if running != []:
-                log.error("no conductor was heard for [agent] fence_after seconds: this host makes its guests off")
+                log.error("no conductor was heard for [agent] fence_after seconds: this host stops its guests")
                 with self._lock:
                     self._agent.begin_fencing()
             if running is not None and not [one for one in running if not make_off(self._driver, one)]:
@@ -55,9 +55,9 @@ class Fencing:
             log.exception("the journal cannot be written; it is tried again")
 
     def _running(self) -> list[str] | None:
-        """The servers whose guests run here or are paused; None: the hypervisor does not say."""
+        """The servers whose guests run here or are paused; None: the hypervisor does not answer."""
         try:
             return [state.server for state in self._driver.domains() if state.power_state in (RUNNING, PAUSED)]
         except Exception:
-            log.exception("what runs here cannot be seen; it is tried again")
+            log.exception("the guests of this host cannot be listed; it is tried again")
             return None

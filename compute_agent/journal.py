@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's memory across restarts: the last fence of each server, results by command key, and how often this host
-has made its own guests off since it was booted.
+"""What the agent keeps over restarts: the last fence of each server, the results of commands by key, and how often
+this host has fenced itself since it was booted.
 
-SQLite, synchronous=FULL. A command whose key is here is answered again instead of done again. Both are kept
-for a week: long after the conductor has acknowledged a result, a command that was delayed may still come;
-fences of guests that still exist come again with the answer to each hello.
-No secrets: neither arguments nor tokens are written.
+SQLite with synchronous=FULL. A command whose key is here is answered again and not carried out again. Fences and
+results are kept for a week, since a delayed command may come long after its result was acknowledged. Fences of guests
+that still exist come with the answer to each registration. No secrets: neither arguments nor tokens are written.
 """
 from __future__ import annotations
 
@@ -76,21 +75,21 @@ class Journal:
             self._db.execute("COMMIT")
 
     def forget_running(self, server: str) -> None:
-        """This host has made a guest off: what was said of it while it ran is no answer any more, so that who asks
-        again is not told that it runs."""
+        """This host has stopped a guest: drop the results that report it as running, so that a repeated command is not
+        answered with them."""
         with self._lock:
             self._db.execute("DELETE FROM results WHERE json_extract(result, '$.server') = ? AND "
                              "json_extract(result, '$.data.power_state') IN (?, ?)",
                              (server, states.RUNNING, states.POWER_PAUSED))
 
     def fencings(self, boot: str) -> tuple[int, bool]:
-        """How often this host has begun to make its guests off since that boot, and is it at it still?"""
+        """How often this host has fenced itself since that boot, and whether it still does."""
         with self._lock:
             row = self._db.execute("SELECT times, ended FROM fencings WHERE boot = ?", (boot,)).fetchone()
         return (row[0], row[1] == 0) if row else (0, False)
 
     def begin_fencing(self, boot: str) -> None:
-        """Remember, before the first guest is made off; what was known of other boots is forgotten."""
+        """Write it down before the first guest is stopped, and drop the entries of other boots."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("DELETE FROM fencings WHERE boot <> ?", (boot,))
@@ -99,7 +98,7 @@ class Journal:
             self._db.execute("COMMIT")
 
     def end_fencing(self, boot: str) -> None:
-        """All are off."""
+        """All guests are off."""
         with self._lock:
             self._db.execute("UPDATE fencings SET ended = 1 WHERE boot = ?", (boot,))
 

@@ -66,9 +66,9 @@ class Monitor:
         whole = sum(spent) or 1
         shares = {"user": spent[USER] + spent[NICE], "kernel": spent[KERNEL] + spent[IRQ] + spent[SOFTIRQ],
                   "idle": spent[IDLE], "iowait": spent[IOWAIT]}
-        told = {f"cpu.{name}.percent": round(100 * share / whole, 2) for name, share in shares.items()}
+        percents = {f"cpu.{name}.percent": round(100 * share / whole, 2) for name, share in shares.items()}
         busy = whole - spent[IDLE] - spent[IOWAIT] if sum(spent) else 0
-        return {**told, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
+        return {**percents, "cpu.percent": round(100 * busy / whole, 2), **self._frequency()}
 
     def _frequency(self) -> dict[str, float]:
         """The mean of the CPUs, where the kernel tells it."""

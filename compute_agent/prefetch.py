@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that a host fetches before a server asks for them, one after the other.
+"""Images that a host fetches before a server needs them, one after the other.
 
-``service`` gives them in (``add``) and runs ``work`` in a thread of its own; what became of each goes to ``tell``.
-Nothing is remembered over a restart: conductors ask again until they are told.
+``service`` adds images (``add``) and runs ``work`` in a thread of its own; the outcome of each goes to ``report``.
+Nothing is kept over a restart: conductors ask again until an outcome is reported.
 """
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterable, Iterator
 
 from common import errors
 from common.models import Access, ImageRef
-from compute_agent.virt.driver import Cancelled, Driver, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, Driver, VerbContext, VerbFailed
 
 log = logging.getLogger(__name__)
 Download = Callable[[Access, str], Iterator[bytes]]
 
 
 class Prefetch:
-    """``download`` reads an image from the image service; ``tell(image, problem)`` hears of each, ``problem`` empty
-    when it is here. Thread-safe."""
+    """``download`` reads an image from the image service. ``report(image, problem)`` is called for each, ``problem``
+    empty when it is here. Thread-safe."""
 
-    def __init__(self, driver: Driver, download: Download, tell: Callable[[str, str], None]) -> None:
-        self._driver, self._download, self._tell = driver, download, tell
+    def __init__(self, driver: Driver, download: Download, report: Callable[[str, str], None]) -> None:
+        self._driver, self._download, self._report = driver, download, report
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[ImageRef, Access]] = {}
         self._closed = False
 
     def add(self, images: Iterable[ImageRef], access: Access) -> None:
-        """Fetch these too; one that waits already gets the newer access."""
+        """Fetch these too. An image that waits already gets the newer access."""
         with self._changed:
             self._waiting |= {image.id: (image, access) for image in images}
             self._changed.notify()
@@ -53,13 +53,13 @@ class Prefetch:
             with self._changed:
                 self._waiting.pop(key)
             if problem is not None:
-                self._tell(key, problem)
+                self._report(key, problem)
 
     def _fetch(self, image: ImageRef, access: Access) -> str | None:
-        """Why it is not here; None when there is nothing to tell."""
-        run = Run(phase=lambda name: None, cancelled=lambda: self._closed)
+        """Why it is not here, "" when it is; None when there is nothing to report."""
+        context = VerbContext(lambda progress: None, cancelled=lambda: self._closed)
         try:
-            self._driver.ensure_image(image, lambda wanted: self._download(access, wanted), run)
+            self._driver.ensure_image(image, lambda wanted: self._download(access, wanted), context)
         except Cancelled:
             return None
         except (VerbFailed, errors.Problem) as problem:

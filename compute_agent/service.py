@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent process: the threads around ``sync`` and ``verbs``.
 
-One thread talks with the conductor (every five seconds, at once with news), a few carry commands out; the
-messaging library's threads bring commands and questions in. All of them share one ``Agent`` behind one lock.
+One thread exchanges with the conductor, every five seconds and at once when there is something to report. Workers carry
+out commands. Threads of the messaging library deliver commands and queries. All share one ``Agent`` behind one lock.
 """
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from typing import Any
 
 from oslo_config import cfg
 
-from common import errors, service
+from common import errors, service, tls
 from common.clock import Clock
+from common.command_progress import CommandProgress
 from common.host_keys import OwnKeys
 from common.image_tickets import uses_image
 from common.models import Access, Command, HostInventory, ImageRef, Result
@@ -30,33 +31,33 @@ from common.rpc.host_link import HostSide
 from compute_agent import assembly, machine, verbs
 from compute_agent.consoles import Consoles
 from compute_agent.fencing import Fencing, make_off
+from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
-from compute_agent.questions import Questions
+from compute_agent.queries import HostQueries
 from compute_agent.sync import Agent, Work
-from compute_agent.virt.driver import Driver, ImageWriter, Run
+from compute_agent.virt.driver import Driver, ImageWriter, VerbContext
 
 log = logging.getLogger(__name__)
-PERIOD = (4.5, 5.0)          #: seconds between exchanges, with jitter
-PATIENCE = (1.0, 2.0, 4.0)   #: seconds for an answer, first try first
-ENDING = 5.0                 #: seconds for threads to end
-WITHOUT = 60.0               #: seconds without heartbeats when one had no answer: conductors may not know them
-_OLD_TICKET = "the image gateway does not accept the ticket (any more)"
+EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)          #: between exchanges, with jitter
+ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)   #: for an answer, by the number of tries
+CLOSE_TIMEOUT_SECONDS = 5.0                 #: for threads to end
+HEARTBEAT_PAUSE_SECONDS = 60.0  #: without heartbeats after one without an answer: old conductors do not know them
 
 
-class Host:
-    """What the process serves (``common.rpc.agent.Agent``) and the loops of its threads."""
+class AgentProcess:
+    """What the process serves (``common.rpc.agent.AgentApi``) and the loops of its threads."""
 
-    def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.Client,
-                 images: Images, consoles: Consoles | None = None, ratios: dict[str, float] | None = None,
+    def __init__(self, agent: Agent, journal: Journal, driver: Driver, conductor: conductor_rpc.ConductorClient,
+                 images: ImageGatewayAccess, consoles: Consoles | None = None, ratios: dict[str, float] | None = None,
                  monitor: machine.Monitor | None = None, peer: verbs.PeerOpener = verbs.no_peer,
                  facts: dict[str, Any] | None = None) -> None:
         self._agent, self._journal, self._driver, self._conductor = agent, journal, driver, conductor
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
         self._peer, self._facts = peer, facts or {}
-        self._questions = Questions(driver, consoles)
+        self._questions = HostQueries(driver, consoles)
         self._prefetch = Prefetch(driver, lambda access, image: images.download(access, image), self._cached)
-        self._access: dict[str, Access] = {}        # by the key of the command that it came with
+        self._access: dict[str, Access] = {}        # by the key of its command
         self._beats_from = 0.0
         self._moved: set[str] = set()
         self._threads: list[threading.Thread] = []
@@ -74,7 +75,7 @@ class Host:
                 self._speak.set()
 
     def _keep(self, commands: list[Command], access: Access | None) -> None:
-        """What opens the images of these commands, and of no others; what is not in hand any more is forgotten."""
+        """Keep the access to the images of these commands; drop that of commands that are not in hand any more."""
         if access is not None:
             self._access |= {command.key: access for command in commands if uses_image(command)}
         self._access = {key: self._access[key] for key in self._access.keys() & self._agent.in_hand()}
@@ -86,14 +87,14 @@ class Host:
         return self._questions.answer(verb, arguments)
 
     def _cached(self, image: str, problem: str) -> None:
-        """An image that was to be fetched ahead is here, or why it is not."""
+        """An image that was fetched ahead is here; ``problem``: why it is not."""
         with self._lock:
             self._agent.cached(image, problem)
         self._speak.set()
 
     def _saw(self, server: str) -> None:
-        """An event of the driver: its state is read and told in the next exchange, which is now, or when the
-        command that is the cause has ended."""
+        """An event of the driver: the next exchange reports the domain's state. It takes place now, or when the command
+        that caused the event has ended."""
         with self._lock:
             self._moved.add(server)
             if not self._agent.is_working_on(server):
@@ -101,8 +102,8 @@ class Host:
 
     # --- the loops ---
     def carry_out(self) -> None:
-        """Loop of a worker: one command after the other; before them what must not run here is made off. It ends when
-        another has taken its place."""
+        """Loop of a worker: it stops guests that must not run here, then carries out commands one by one. It ends when
+        another worker has replaced it."""
         replaced = False
         while not self._stop.is_set() and not replaced:
             with self._work:
@@ -113,7 +114,7 @@ class Host:
                     continue
             if stop is not None:
                 self._pull_plug(stop)
-            elif work is not None and work.does("waits"):
+            elif work is not None and work.facts.waits:
                 self._begin(work.command.verb, self._finish, work)
             elif work is not None:
                 self._finish(work)
@@ -127,18 +128,18 @@ class Host:
         self._speak.set()
 
     def _replace_workers(self) -> None:
-        """A command that hangs keeps its thread, and another takes its place."""
+        """Start a worker in place of each one whose command hangs; that one keeps its thread."""
         with self._lock:
             hanging = self._agent.hanging()
         for work in hanging:
             log.error("%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs; see libvirt's "
                       "log, virsh domjobinfo and the disks of this host. Other servers go on, this one waits for it.",
-                      work.command.verb, work.command.server, work.phase)
-            if not work.does("waits"):
+                      work.command.verb, work.command.server, work.progress)
+            if not work.facts.waits:
                 self._begin("worker-more", self.carry_out)
 
     def _pull_plug(self, server: str) -> None:
-        """Until this succeeds nothing is started on this host."""
+        """Stop a guest; until this succeeds nothing is started on this host."""
         is_off = make_off(self._driver, server)
         if is_off:
             log.info("the domain of server %s must not run here: it is off", server)
@@ -150,7 +151,7 @@ class Host:
         self._speak.set()
 
     def _carry_out(self, work: Work) -> Result | None:
-        """A result that cannot be journalled is none: the command is sent again."""
+        """The result; None when it could not be journalled: then the command is sent again."""
         try:
             return verbs.run(self._journal, self._tools(work), work.command)
         except Exception:
@@ -159,11 +160,11 @@ class Host:
             return None
 
     def _tools(self, work: Work) -> verbs.Tools:
-        def phase(name: str) -> None:
-            work.phase = name
+        def report_progress(progress: CommandProgress) -> None:
+            work.progress = progress
             self._agent.is_alive(work)
 
-        def measured(numbers: Mapping[str, int]) -> None:
+        def report_migration(numbers: Mapping[str, int]) -> None:
             work.measured = dict(numbers)
             self._agent.is_alive(work)
 
@@ -180,35 +181,34 @@ class Host:
 
         def cancelled() -> bool:
             self._agent.is_alive(work)
-            # A guest that is on its way goes on without this agent: the next one joins it.
-            return work.cancelled or (self._stop.is_set() and not work.does("moves"))
+            # A migration goes on without this agent; the next agent joins it.
+            return work.cancelled or (self._stop.is_set() and not work.facts.migrates)
 
         def may_start() -> bool:
-            with self._lock:        # an answer is taken in whole: a new lease, and what is not wanted any more
+            with self._lock:        # an answer changes lease and cancelled commands at once
                 return self._agent.may_start(work)
 
-        run = Run(phase, cancelled, lambda: work.wish, measured, may_start)
-        return verbs.Tools(self._driver, read_image, write_image, run, self._peer)
+        context = VerbContext(report_progress, cancelled, lambda: work.requested, report_migration, may_start)
+        return verbs.Tools(self._driver, read_image, write_image, context, self._peer)
 
     def talk(self) -> None:
-        """Loop: exchange at once with news, else every five seconds; repeat after 1, 2, 4 s without answer.
-
-        News do not put the question off what the host should be doing: a busy host may have lost a command too.
-        """
+        """Loop: exchange at once when there is something to report, else every five seconds; repeat after 1, 2, 4 s
+        without an answer. The periodic exchange, which asks for commands, also takes place on a busy host, since that
+        one may have lost a command too."""
         failed, ask_at = 0, 0.0
         while not self._stop.is_set():
             has_news = not failed and self._speak.wait(max(0.0, ask_at - time.monotonic()))
             self._speak.clear()
-            asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_hello()
+            asks = failed > 0 or time.monotonic() >= ask_at or self._agent.needs_registration()
             if not (asks or has_news):
-                continue            # a wait may end a moment too early
+                continue            # the wait may end slightly too early
             self._replace_workers()
             try:
                 if failed or not asks or not self._is_idle():
-                    self._exchange(asks, PATIENCE[min(failed, len(PATIENCE) - 1)])
+                    self._exchange(asks, ANSWER_TIMEOUTS_SECONDS[min(failed, len(ANSWER_TIMEOUTS_SECONDS) - 1)])
                 failed = 0
                 if asks:
-                    ask_at = time.monotonic() + random.uniform(*PERIOD)
+                    ask_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)
             except errors.Problem as problem:
                 failed += 1
                 log.warning("no exchange with a conductor (%d in a row): %s", failed, problem)
@@ -219,7 +219,7 @@ class Host:
                 self._stop.wait(1.0)
 
     def _is_idle(self) -> bool:
-        """Has this host nothing to tell, and the conductor nothing for it? Asked by a heartbeat."""
+        """Send a heartbeat: has neither this host nor the conductor anything to report?"""
         if time.monotonic() < self._beats_from:
             return False
         with self._lock:
@@ -231,28 +231,28 @@ class Host:
         if beat is None:
             return False
         try:
-            answer = self._conductor.heartbeat(beat, PATIENCE[0])
+            answer = self._conductor.heartbeat(beat, ANSWER_TIMEOUTS_SECONDS[0])
         except Exception:
             log.exception("a heartbeat failed; the host syncs in its place")
             answer = None
         with self._lock:
             self._agent.heard(answer)
         if answer is None:
-            self._beats_from = time.monotonic() + WITHOUT
+            self._beats_from = time.monotonic() + HEARTBEAT_PAUSE_SECONDS
         return answer is not None and answer.nothing
 
     def _look(self) -> None:
-        """See what there is, as before a full report."""
+        """Read domains, inventory and metrics, as for a full report."""
         domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
         with self._lock:
             self._agent.noticed(inventory, metrics)
             self._agent.looked(domains)
 
     def _exchange(self, ask: bool, patience: float) -> None:
-        hello = self._agent.needs_hello()
+        registration = self._agent.needs_registration()
         with self._lock:
             moved, self._moved = self._moved, set()
-            full = hello or self._agent.wants_full_report()
+            full = registration or self._agent.wants_full_report()
         try:
             domains = self._driver.domains() if full or moved else []
             inventory = self._inventory() if full else None
@@ -261,7 +261,7 @@ class Host:
                 if inventory is not None:
                     self._agent.noticed(inventory, metrics)
                 self._agent.changed(state for state in domains if state.server in moved)
-                request = self._agent.request(ask, domains if full else None, inventory if hello else None)
+                request = self._agent.request(ask, domains if full else None, inventory if registration else None)
             answer, access = self._conductor.sync(request, patience)
         except BaseException:
             with self._lock:
@@ -282,7 +282,7 @@ class Host:
         return dataclasses.replace(has, ratios=self._ratios, facts=has.facts | self._facts)
 
     def guard(self) -> None:
-        """Start what needs no broker: a host that is cut off may be one that could not even begin to listen."""
+        """Start what needs no broker: a host may be cut off before it could begin to listen."""
         self._begin("fencing", Fencing(self._agent, self._driver, self._lock).watch, self._stop)
 
     def start(self, workers: int) -> None:
@@ -300,46 +300,21 @@ class Host:
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
 
     def close(self) -> list[threading.Thread]:
-        """Let the commands in hand stop; they are sent again to the next agent. Returns the threads that did not end:
-        those of commands that hang."""
+        """Cancel the commands in hand; they are sent again to the next agent. Returns the threads that did not end,
+        which are those of commands that hang."""
         self._stop.set()
         self._speak.set()
         self._prefetch.close()
         with self._work:
             self._work.notify_all()
-        until = time.monotonic() + ENDING
+        until = time.monotonic() + CLOSE_TIMEOUT_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return [thread for thread in self._threads if thread.is_alive()]
 
 
-class Images:
-    """The image gateway, with the access that came with a command. A ticket that is not accepted any more means that
-    the command is sent again with a new one."""
-
-    def download(self, access: Access, image: str) -> Iterator[bytes]:
-        """An image's bytes."""
-        from common.clients.image import Client
-        try:
-            yield from Client(access.url, cache_seconds=0).download(image, access.token)
-        except errors.Unauthorized as problem:
-            raise errors.Unavailable(_OLD_TICKET) from problem
-
-    def upload(self, access: Access, image: str, chunks: Iterator[bytes]) -> None:
-        """Store an image's bytes."""
-        from common.clients.image import Client
-        try:
-            Client(access.url, cache_seconds=0).upload(image, access.token, chunks)
-        except errors.Conflict:
-            # Our own bytes, when the answer to an earlier upload was lost.
-            if Client(access.url, cache_seconds=0).show(image, access.token).status != "active":
-                raise
-        except errors.Unauthorized as problem:
-            raise errors.Unavailable(_OLD_TICKET) from problem
-
-
 def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
-    """The keys of this host; without them nobody would hear it, so it does not start."""
+    """The keys of this host. Without them no conductor accepts its messages, so the agent does not start."""
     try:
         return OwnKeys.read(Path(conf.agent.key_file or f"{conf.state_dir}/host.key"), conf.host)
     except ValueError as problem:
@@ -359,10 +334,12 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
                   conf.agent.hang_timeout, conf.agent.fence_after)
     consoles = assembly.make_consoles(conf, driver)
     transfer, peer = assembly.make_transfer(conf, driver)
+    images = ImageGatewayAccess(lambda url: tls.of_url(conf, "[image_gateway] url", url))
     ratios = {"VCPU": conf.agent.cpu_allocation_ratio, "MEMORY_MB": conf.agent.ram_allocation_ratio,
               "DISK_GB": conf.agent.disk_allocation_ratio}
     monitor = machine.Monitor() if conf.agent.compute_monitors else None
-    host = Host(agent, journal, driver, conductor_rpc.Client(link), Images(), consoles, ratios, monitor, peer,
+    host = AgentProcess(agent, journal, driver, conductor_rpc.ConductorClient(link), images, consoles, ratios, monitor,
+                        peer,
                 {"transfer": transfer.start()})
     host.guard()
     agent_rpc.serve(link, host)

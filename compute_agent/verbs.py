@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs: what a host can be told to do with a guest, each repeatable, and the one function that runs them.
+"""The functions of the verbs, and ``run``, which carries out one command.
 
-``run`` is a plain function of (journal, driver, command): called by the worker threads of
-``compute_agent.service`` and by the tests. A verb is *level* (its state can be checked, so doing it again is
-harmless) or *once* (it is journalled before its effect and never repeated).
+``common.verbs`` has the table of what is known of each verb. ``run`` is called by the worker threads of
+``compute_agent.service`` and by the tests. It takes a journal, the verb's tools and a command, and starts no thread.
+Every verb can be repeated, but for those whose row says ``once``.
 """
 from __future__ import annotations
 
@@ -13,10 +13,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import errors
-from common.models import Command, DomainState, GuestSpec, ImageRef, Interface, Result
+from common.models import (
+    AttachedShare,
+    Command,
+    DomainState,
+    FailureReason,
+    GuestSpec,
+    ImageRef,
+    Interface,
+    Result,
+)
+from common.verbs import VERBS as TABLE
+from common.verbs import VerbFacts
 from common.wire import from_wire
 from compute_agent.journal import Journal
-from compute_agent.virt.driver import ABORTED, Cancelled, Driver, ImageReader, ImageWriter, Peer, Run, VerbFailed
+from compute_agent.virt.driver import (
+    MAX_DETAILS_CHARS,
+    Cancelled,
+    Driver,
+    ImageReader,
+    ImageWriter,
+    MigrationAborted,
+    Peer,
+    VerbContext,
+    VerbFailed,
+)
 
 log = logging.getLogger(__name__)
 FaultPoint = Callable[[str, str, str], None]
@@ -36,30 +57,19 @@ class Tools:
     driver: Driver
     read_image: ImageReader
     write_image: Callable[[str], ImageWriter]
-    run: Run
+    context: VerbContext
     peer: PeerOpener = no_peer
+
+
+Handler = Callable[[Tools, Command], DomainState | dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One row of the table. ``starts``: it may start a guest, so it needs a fresh lease. ``once``: see above.
-    ``insists``: it is wanted until it succeeds, so that no failure is definite and none is reported. ``decides``: what
-    it says decides which of two hosts runs a guest, so that only its own words are a failure; what nobody foresaw is
-    tried again. ``builds``: it makes disks of an image, so only so many run at a time. ``copies``: it moves whole
-    disks, which takes minutes, so that it never gets the last worker; every build does. ``moves``: it lets a running
-    guest go to another host, so only so many run at a time, and it is journalled that it was begun: until then it can
-    be called off at once. ``waits``: most of its time it waits for what the guest does, so it occupies no worker."""
+    """How this agent runs a verb: its function, and its row of the table."""
 
-    do: Callable[[Tools, Command], DomainState | dict[str, Any] | None]
-    starts: bool = False
-    once: bool = False
-    insists: bool = False
-    decides: bool = False
-    builds: bool = False
-    copies: bool = False
-    moves: bool = False
-    lapses: bool = False
-    waits: bool = False
+    do: Handler
+    facts: VerbFacts = VerbFacts()
 
 
 def _spec(command: Command) -> GuestSpec:
@@ -67,19 +77,19 @@ def _spec(command: Command) -> GuestSpec:
 
 
 def _ensure_guest(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_guest(_spec(command), tools.read_image, tools.run)
+    return tools.driver.ensure_guest(_spec(command), tools.read_image, tools.context)
 
 
 def _ensure_running(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_running(command.server, command.fence, tools.run)
+    return tools.driver.ensure_running(command.server, command.fence, tools.context)
 
 
 def _ensure_stopped(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_stopped(command.server, command.fence, float(command.args["timeout"]), tools.run)
+    return tools.driver.ensure_stopped(command.server, command.fence, float(command.args["timeout"]), tools.context)
 
 
 def _reboot(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.reboot(command.server, command.fence, float(command.args["timeout"]), tools.run)
+    return tools.driver.reboot(command.server, command.fence, float(command.args["timeout"]), tools.context)
 
 
 def _ensure_absent(tools: Tools, command: Command) -> None:
@@ -87,40 +97,50 @@ def _ensure_absent(tools: Tools, command: Command) -> None:
 
 
 def _ensure_paused(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_paused(command.server, command.fence, tools.run)
+    return tools.driver.ensure_paused(command.server, command.fence, tools.context)
 
 
 def _ensure_suspended(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.ensure_suspended(command.server, command.fence, tools.run)
+    return tools.driver.ensure_suspended(command.server, command.fence, tools.context)
 
 
 def _rebuild(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.run,
+    return tools.driver.rebuild(_spec(command), tools.read_image, bool(command.args["runs"]), tools.context,
                                 bool(command.args.get("keep_ephemeral", False)))
 
 
 def _rescue(tools: Tools, command: Command) -> DomainState:
     image = from_wire(ImageRef, command.args["image"])
-    return tools.driver.rescue(_spec(command), image, tools.read_image, tools.run)
+    return tools.driver.rescue(_spec(command), image, tools.read_image, tools.context)
 
 
 def _unrescue(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.unrescue(_spec(command), tools.run)
+    return tools.driver.unrescue(_spec(command), tools.context)
 
 
 def _attach_interface(tools: Tools, command: Command) -> DomainState:
     interface = from_wire(Interface, command.args["interface"])
-    return tools.driver.attach_interface(command.server, command.fence, interface, tools.run)
+    return tools.driver.attach_interface(command.server, command.fence, interface, tools.context)
 
 
 def _detach_interface(tools: Tools, command: Command) -> DomainState:
     interface = from_wire(Interface, command.args["interface"])
-    return tools.driver.detach_interface(command.server, command.fence, interface, tools.run)
+    return tools.driver.detach_interface(command.server, command.fence, interface, tools.context)
+
+
+def _attach_share(tools: Tools, command: Command) -> DomainState:
+    share = from_wire(AttachedShare, command.args["share"])
+    return tools.driver.attach_share(command.server, command.fence, share, tools.context)
+
+
+def _detach_share(tools: Tools, command: Command) -> None:
+    share = from_wire(AttachedShare, command.args["share"])
+    tools.driver.detach_share(command.server, command.fence, share, tools.context)
 
 
 def _snapshot(tools: Tools, command: Command) -> dict[str, Any]:
     writer = tools.write_image(command.args["image_id"])
-    return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.run)}
+    return {"size": tools.driver.snapshot(command.server, command.fence, writer, tools.context)}
 
 
 def _inject_nmi(tools: Tools, command: Command) -> None:
@@ -132,7 +152,7 @@ def _set_password(tools: Tools, command: Command) -> None:
 
 
 def _offer(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.offer(command.server, command.fence, command.args["secret"], tools.run)
+    return tools.driver.offer(command.server, command.fence, command.args["secret"], tools.context)
 
 
 def _peer(tools: Tools, command: Command) -> Peer:
@@ -144,66 +164,69 @@ def _peer_unless_shared(tools: Tools, command: Command) -> Peer | None:
 
 
 def _prepare(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.prepare(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.run)
+    return tools.driver.prepare(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context)
 
 
 def _receive(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.receive(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.run)
+    return tools.driver.receive(_spec(command), _peer_unless_shared(tools, command), tools.read_image, tools.context)
 
 
 def _resize_here(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.resize_here(_spec(command), bool(command.args["runs"]), tools.run)
+    return tools.driver.resize_here(_spec(command), bool(command.args["runs"]), tools.context)
 
 
 def _settle_resize(tools: Tools, command: Command) -> DomainState:
     return tools.driver.settle_resize(_spec(command), bool(command.args["back"]), int(command.args["resized"]),
-                                      tools.run)
+                                      tools.context)
 
 
 def _install(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.run)
+    return tools.driver.install(_spec(command), bool(command.args["runs"]), tools.context)
 
 
-def _prepare_arrival(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.prepare_arrival(_spec(command), _peer(tools, command), bool(command.args["shared"]),
-                                        command.args["cpu"], tools.read_image, tools.run)
+def _prepare_incoming(tools: Tools, command: Command) -> dict[str, Any]:
+    source = str(command.args["from"]).rpartition(":")[0].strip("[]")
+    return tools.driver.prepare_incoming(_spec(command), _peer(tools, command), bool(command.args["shared"]),
+                                        command.args["cpu"], tools.read_image, tools.context, source)
 
 
 def _live_migrate(tools: Tools, command: Command) -> dict[str, Any]:
-    return tools.driver.live_migrate(_spec(command), command.args["to"], bool(command.args["shared"]), tools.run)
+    return tools.driver.live_migrate(_spec(command), command.args["to"], bool(command.args["shared"]), tools.context)
 
 
-def _arrived(tools: Tools, command: Command) -> DomainState:
-    return tools.driver.arrived(_spec(command), tools.run)
+def _finish_incoming(tools: Tools, command: Command) -> DomainState:
+    return tools.driver.finish_incoming(_spec(command), tools.context)
 
 
-#: ``arrived`` starts nothing: the guest runs already when it is looked for. ``live_migrate`` does, at its destination.
-VERBS: dict[str, Verb] = {
-    "ensure_guest": Verb(_ensure_guest, starts=True, builds=True, copies=True),
-    "ensure_running": Verb(_ensure_running, starts=True),
-    "ensure_stopped": Verb(_ensure_stopped, waits=True),
-    "reboot": Verb(_reboot, starts=True, waits=True),
-    "ensure_paused": Verb(_ensure_paused),
-    "ensure_suspended": Verb(_ensure_suspended),
-    "rebuild": Verb(_rebuild, starts=True, builds=True, copies=True),
-    "rescue": Verb(_rescue, starts=True, builds=True, copies=True),
-    "unrescue": Verb(_unrescue, starts=True),
-    "attach_interface": Verb(_attach_interface),
-    "detach_interface": Verb(_detach_interface),
-    "snapshot": Verb(_snapshot, copies=True),
-    "inject_nmi": Verb(_inject_nmi, once=True),
-    "set_password": Verb(_set_password, once=True),
-    "ensure_absent": Verb(_ensure_absent, insists=True),
-    "offer": Verb(_offer),
-    "prepare": Verb(_prepare, copies=True, lapses=True),
-    "receive": Verb(_receive, copies=True, lapses=True),
-    "install": Verb(_install, starts=True),
-    "resize_here": Verb(_resize_here, starts=True, copies=True),
-    "settle_resize": Verb(_settle_resize, lapses=True),
-    "prepare_arrival": Verb(_prepare_arrival, copies=True, lapses=True),
-    "live_migrate": Verb(_live_migrate, starts=True, copies=True, moves=True, decides=True),
-    "arrived": Verb(_arrived, decides=True),
+HANDLERS: dict[str, Handler] = {
+    "ensure_guest": _ensure_guest,
+    "ensure_running": _ensure_running,
+    "ensure_stopped": _ensure_stopped,
+    "reboot": _reboot,
+    "ensure_paused": _ensure_paused,
+    "ensure_suspended": _ensure_suspended,
+    "rebuild": _rebuild,
+    "rescue": _rescue,
+    "unrescue": _unrescue,
+    "attach_interface": _attach_interface,
+    "detach_interface": _detach_interface,
+    "attach_share": _attach_share,
+    "detach_share": _detach_share,
+    "snapshot": _snapshot,
+    "inject_nmi": _inject_nmi,
+    "set_password": _set_password,
+    "ensure_absent": _ensure_absent,
+    "offer": _offer,
+    "prepare": _prepare,
+    "receive": _receive,
+    "install": _install,
+    "resize_here": _resize_here,
+    "settle_resize": _settle_resize,
+    "prepare_arrival": _prepare_incoming,
+    "live_migrate": _live_migrate,
+    "arrived": _finish_incoming,
 }
+VERBS: dict[str, Verb] = {name: Verb(HANDLERS[name], facts) for name, facts in TABLE.items()}
 
 
 def nothing(verb: str, step: str, where: str) -> None:
@@ -212,20 +235,21 @@ def nothing(verb: str, step: str, where: str) -> None:
 
 def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoint = nothing,
         table: Mapping[str, Verb] = VERBS) -> Result | None:
-    """Carry a command out and journal its result; None when it was cancelled or cannot be done just now: then
-    nothing is reported, and the conductor sends it again if it still wants it. So it does with a verb of a later
-    release, which is refused and not journalled: the agent that comes next may know it."""
+    """Carry a command out and journal its result. None: it was cancelled, or cannot be done now. Then nothing is
+    reported, and the conductor sends the command again if it is still wanted. A verb of a later release is refused
+    and not journalled, since an upgraded agent may know it."""
     verb = table.get(command.verb)
     if verb is None:
         log.warning("%s of server %s is refused: this agent does not know it", command.verb, command.server)
-        return _ended(command, "refused", error=f"its agent does not know {command.verb} and must be upgraded.")
-    if verb.once and journal.has_begun(command.key):
+        return _ended(command, "refused", reason=FailureReason.UNKNOWN_VERB,
+                      error=f"its agent does not know {command.verb} and must be upgraded.")
+    if verb.facts.once and journal.has_begun(command.key):
         return _journalled(journal, _ended(command, "unknown", error="It was begun before a crash."))
-    if verb.once or verb.moves:
+    if verb.facts.once or verb.facts.migrates:
         journal.begin(command.key)
     fault_point(command.verb, command.step, "before")
     try:
-        result = _ended(command, "done", _told(verb.do(tools, command)))
+        result = _ended(command, "done", _data_of(verb.do(tools, command)))
     except Cancelled:
         log.info("%s of server %s was cancelled by a later action", command.verb, command.server)
         return None
@@ -233,7 +257,7 @@ def run(journal: Journal, tools: Tools, command: Command, fault_point: FaultPoin
         log.warning("%s of server %s waits: %s", command.verb, command.server, problem)
         return None
     except Exception as problem:
-        if verb.insists or verb.decides and not isinstance(problem, VerbFailed):
+        if verb.facts.retry_until_done or verb.facts.authoritative and not isinstance(problem, VerbFailed):
             log.exception("%s of server %s did not succeed; it is tried again", command.verb, command.server)
             return None
         result = _failed(command, problem)
@@ -245,7 +269,8 @@ def _failed(command: Command, problem: Exception) -> Result:
     """What is told of a failure: the verb's own words, or for one that nobody foresaw only that there was one."""
     if isinstance(problem, VerbFailed):
         log.warning("%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details)
-        return _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable)
+        return _ended(command, "failed", error=str(problem), details=problem.details, retryable=problem.retryable,
+                      reason=problem.reason)
     if isinstance(problem, errors.Problem):
         log.warning("%s of server %s failed: %s", command.verb, command.server, problem)
         return _ended(command, "failed", error=problem.text, details=str(problem.__cause__ or ""))
@@ -254,21 +279,22 @@ def _failed(command: Command, problem: Exception) -> Result:
                   details=f"{type(problem).__name__}: {problem}", retryable=True)
 
 
-def _told(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
+def _data_of(outcome: DomainState | dict[str, Any] | None) -> dict[str, Any]:
     """What a verb returned, as the result's data."""
     if isinstance(outcome, DomainState):
         return {"power_state": outcome.power_state}
     return outcome or {}
 
 
-def called_off(journal: Journal, command: Command) -> Result:
-    """A migration that somebody aborted before it was begun."""
-    return _journalled(journal, _ended(command, "failed", error=ABORTED))
+def aborted(journal: Journal, command: Command) -> Result:
+    """The result of a live migration that was aborted before it began."""
+    return _journalled(journal, _failed(command, MigrationAborted()))
 
 
 def _ended(command: Command, status: str, data: dict[str, Any] | None = None, error: str = "", details: str = "",
-           retryable: bool = False) -> Result:
-    return Result(command.key, command.server, command.fence, status, data or {}, error, details, retryable)
+           retryable: bool = False, reason: FailureReason = FailureReason.UNSPECIFIED) -> Result:
+    return Result(command.key, command.server, command.fence, status, data or {}, error, details[:MAX_DETAILS_CHARS],
+                  retryable, reason)
 
 
 def _journalled(journal: Journal, result: Result) -> Result:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Compute API: what tenants and admins speak to. ``app.create`` makes it, ``service.main`` runs it."""
+"""The HTTP services: Compute API, placement, metadata, console and image gateway, over one edge (decision 0045)."""

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from common import errors
-from common.store import cleanups
 from common.store.engine import Row
-from conductor import images, networks
-from conductor.calls import try_all
+from common.store.neighbours import cleanups
+from conductor import images, networks, shares
+from conductor.images import try_all
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
-AT_ONCE = 16                #: cleanups in one round
+BATCH_SIZE = 16                #: cleanups in one round
 Server = Row[Any] | None
 #: Looks up the cleanup's server; after the neighbour was asked, so that nothing new is judged by an old record.
 Look = Callable[[], Server]
@@ -32,7 +32,7 @@ class _Busy(Exception):
 
 def retry(engine: Engine) -> int:
     """Try what is due; returns how many there were."""
-    rows = engine.store.write(lambda tx: cleanups.take(tx, REMEDIES, AT_ONCE))
+    rows = engine.store.write(lambda tx: cleanups.take(tx, REMEDIES, BATCH_SIZE))
     for row in rows:
         _try(engine, row)
     return len(rows)
@@ -81,7 +81,7 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
         return
     server = look()
     if port.get("device_id") == row.server_id:
-        networks.settle(service, port, server)
+        networks.reconcile_port(service, port, server)
     if row.place:
         service.unbind_at(row.target, row.place)        # unless that is its place again
 
@@ -89,7 +89,7 @@ def _port(engine: Engine, row: Row[Any], look: Look) -> None:
 def _ports(engine: Engine, row: Row[Any], look: Look) -> None:
     service = networks.service(engine)
     ports, server = service.ports(row.server_id), look()
-    try_all(lambda port: networks.settle(service, port, server), ports)
+    try_all(lambda port: networks.reconcile_port(service, port, server), ports)
 
 
 def _binding(engine: Engine, row: Row[Any], look: Look) -> None:
@@ -111,7 +111,12 @@ def _backups(engine: Engine, row: Row[Any], look: Look) -> None:
         images.rotate(images.service(engine), row.server_id, row.args)
 
 
+def _share(engine: Engine, row: Row[Any], look: Look) -> None:
+    """The rule that lets a host mount a share; by now another of its servers may need it."""
+    shares.reconcile_rule(engine, row.target, row.place)
+
+
 Remedy = Callable[[Engine, Row[Any], Look], None]
 REMEDIES: dict[str, Remedy] = {
     cleanups.PORT: _port, cleanups.PORTS: _ports, cleanups.BINDING: _binding, cleanups.IMAGE: _image,
-    cleanups.BACKUPS: _backups}
+    cleanups.BACKUPS: _backups, cleanups.SHARE: _share}

@@ -1,55 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for debts: a server's guests become debts, and the action goes on when they are paid.
+"""Waiting for debts: a server's guests become debts, and the action goes on when their removal is confirmed.
 
-Used by the steps of delete, shelve and offload. A host that cannot be reached, or that takes longer than half a
-minute, keeps its debt, and the action goes on all the same.
+Used by the steps of delete, shelve, offload and of moves. A host that cannot be reached, or that takes longer than half
+a minute, keeps its debt, and the action goes on all the same.
 """
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from common.clock import SECOND
-from common.store import actions, guests
 from common.store.engine import Connection, Row
-from conductor.saga import Run, debt_command
+from common.store.servers import actions, guests
+from conductor.saga import AnyRun, debt_command
 
-PATIENCE = 30 * SECOND       #: how long a host that is up has to confirm before nobody waits any longer
-LOOK_AGAIN = 2 * SECOND
-BURST_POLL = SECOND // 20
+CONFIRM_TIMEOUT_MICROS = 30 * SECOND        #: how long an action waits for hosts that are up
+POLL_MICROS = 2 * SECOND
+BURST_POLL_MICROS = SECOND // 20            #: between two looks whether the superseded action's conductor is done
+R = TypeVar("R", bound=AnyRun)
 
 
-def settle(tx: Connection, runs: Sequence[Run], at: Callable[[Run], str] | None = None) -> list[Run]:
-    """Make debts of the servers' guests and ask for payment; returns those that need not wait any longer. ``at``: only
-    of the guest on this host, which does not run; another host has its files when storage is ``shared``."""
+def collect(tx: Connection, runs: Sequence[R], host_of: Callable[[R], str] | None = None,
+            keeps_files: Callable[[R], bool] = lambda run: False) -> list[R]:
+    """Make debts of the servers' guests and have them removed; returns the runs that need not wait any longer.
+    ``host_of``: only of the guest on this host, which does not run; another host has its files when ``keeps_files``."""
     ready = []
     for run in runs:
-        before = run.data.get("after")
-        if before and actions.busy_until(tx, before):
-            run.again_in(BURST_POLL)        # the old burst may still write; what it leaves must be found
+        if run.data.after and actions.busy_until(tx, run.data.after):
+            run.retry_in(BURST_POLL_MICROS)     # the old burst may still write; what it leaves must be found
         else:
             ready.append(run)
     for run in ready:
-        if at is None:
-            guests.owe(tx, run.server.id, run.fence)
+        if host_of is None:
+            guests.add_debt(tx, run.server.id, run.fence)
         else:
-            guests.owe(tx, run.server.id, run.fence, host=at(run), may_run=False,
-                       keeps_files=bool(run.data.get("shared")))
-    owed, hosts = defaultdict(list), {run.server.id: at(run) for run in ready} if at is not None else {}
+            guests.add_debt(tx, run.server.id, run.fence, host=host_of(run), may_run=False,
+                            keeps_files=keeps_files(run))
+    debts, hosts = defaultdict(list), {run.server.id: host_of(run) for run in ready} if host_of is not None else {}
     for debt in guests.debts_of(tx, [run.server.id for run in ready]) if ready else ():
         if hosts.get(debt.server_id, debt.host) == debt.host:
-            owed[debt.server_id].append(debt)
-    return [run for run in ready if _is_settled(tx, run, owed[run.server.id])]
+            debts[debt.server_id].append(debt)
+    return [run for run in ready if _is_over(tx, run, debts[run.server.id])]
 
 
-def _is_settled(tx: Connection, run: Run, debts: Sequence[Row[Any]]) -> bool:
-    late = run.data.get("polls", 0) * LOOK_AGAIN >= PATIENCE
-    if late or not any(debt.up for debt in debts):
+def _is_over(tx: Connection, run: AnyRun, debts: Sequence[Row[Any]]) -> bool:
+    if run.data.polls * POLL_MICROS >= CONFIRM_TIMEOUT_MICROS or not any(debt.up for debt in debts):
         return True
     for debt in debts:
         if debt.up and debt.sent_at is None:
             run.commands.append((debt.host, debt_command(run.server.id, debt.fence, 0, debt.keeps_files)))
             guests.mark_sent(tx, debt.host, [run.server.id])
-    run.again_in(LOOK_AGAIN, polls=run.data.get("polls", 0) + 1)
+    run.data.polls += 1
+    run.retry_in(POLL_MICROS)
     return False

@@ -15,12 +15,12 @@ import zlib
 
 from common.clock import Clock
 from common.models import Heartbeat
-from common.store import hosts
 from common.store.engine import Connection, Store
+from common.store.hosts import hosts
 
-LOOK = 1.0                   #: seconds for which a look is good; less than ``reports.GRACE``
-COMPARE = 1800.0             #: seconds after which a host is to tell all its domains although they have not changed
-SOON = 60.0                  #: the same where they may differ from the records
+LOOK_INTERVAL_SECONDS = 1.0     #: for which a look is good; less than ``reports.GRACE_MICROS``
+COMPARE_SECONDS = 1800.0        #: after which a host is to report all its domains although they have not changed
+COMPARE_SOON_SECONDS = 60.0     #: the same where they may differ from the records
 
 
 class Heartbeats:
@@ -28,7 +28,7 @@ class Heartbeats:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self.good_for = LOOK                #: seconds until the next look; a test shortens it
+        self.good_for = LOOK_INTERVAL_SECONDS                #: seconds until the next look; a test shortens it
         self._looked_at = float("-inf")
         self._sessions: dict[str, int] = {}
         self._waited_for: set[str] = set()
@@ -49,17 +49,17 @@ class Heartbeats:
         domains, until = self._told.setdefault(beat.host, (beat.domains, moment + _spread(beat.host)))
         if domains == beat.domains and moment < until:
             return True
-        self._told[beat.host] = beat.domains, moment + COMPARE
+        self._told[beat.host] = beat.domains, moment + COMPARE_SECONDS
         return False
 
     def compare_soon(self, host: str) -> None:
         """What this host told of its domains could not be compared with the records: an action has the server."""
         if host in self._told:
             domains, until = self._told[host]
-            self._told[host] = domains, min(until, self._clock.monotonic() + SOON)
+            self._told[host] = domains, min(until, self._clock.monotonic() + COMPARE_SOON_SECONDS)
 
     def compare_all(self) -> None:
-        """The database was set back, by a fail-over or a restore: all hosts tell what they have within SOON."""
+        """The database was set back, by a fail-over or a restore: all hosts report what they have within a minute."""
         self._told = {}
 
     def _look(self, moment: float) -> None:
@@ -71,4 +71,4 @@ class Heartbeats:
 
 def _spread(host: str) -> float:
     """Seconds until a host that this conductor does not know tells all its domains: not all hosts at once."""
-    return zlib.crc32(host.encode()) % int(SOON)
+    return zlib.crc32(host.encode()) % int(COMPARE_SOON_SECONDS)

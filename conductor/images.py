@@ -8,18 +8,32 @@ Also here: which backups go when a newer one is whole.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from common import errors
+from common.action_args import ImageArgs
 from common.models import Result
-from common.store.cleanups import IMAGE
 from common.store.engine import Connection
-from conductor.calls import try_all
-from conductor.saga import Engine, Images, Run, Step
+from common.store.neighbours.cleanups import IMAGE
+from conductor.external_services import ImageApi
+from conductor.saga import ActionData, Engine, Run, Step, Verb
+
+T = TypeVar("T")
 
 
-def service(engine: Engine) -> Images:
+@dataclass(kw_only=True)
+class ImageData(ActionData):
+    """What making an image leaves."""
+
+    size: int = 0                       #: of the image, bytes
+
+
+ImageRun = Run[ImageArgs, ImageData]
+
+
+def service(engine: Engine) -> ImageApi:
     """The image service.
 
     Raises:
@@ -30,27 +44,25 @@ def service(engine: Engine) -> Images:
     return engine.images
 
 
-def image_id(run: Run) -> str:
-    """The image of this action."""
-    return str(run.action.args["image_id"])
+def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
+    """Make the call for each, also after a refusal.
+
+    Raises:
+        Unavailable: at once. Problem: the first refusal, when all were tried.
+    """
+    refused: errors.Problem | None = None
+    for member in members:
+        try:
+            call(member)
+        except errors.Unavailable:
+            raise
+        except errors.Problem as problem:
+            refused = refused or problem
+    if refused is not None:
+        raise refused
 
 
-def record(engine: Engine, run: Run) -> None:
-    """Make the image's record, owned by the server's project."""
-    args, image = run.action.args, run.server.image or {}
-    service(engine).create({
-        "id": image_id(run), "name": args["name"], "owner": run.server.project_id, "disk_format": "qcow2",
-        "container_format": "bare", "visibility": "private", "min_disk": run.server.flavor["root_gb"],
-        "min_ram": int(image.get("min_ram", 0)), **args.get("properties", {})})
-
-
-def discard(engine: Engine, run: Run) -> None:
-    """Remove the image."""
-    with run.cleaning(IMAGE, image_id(run)):
-        service(engine).delete(image_id(run))
-
-
-def rotate(images: Images, server: str, args: Mapping[str, Any]) -> None:
+def rotate(images: ImageApi, server: str, args: Mapping[str, Any]) -> None:
     """Of a server's whole backups of one type the newest stay, as many as the rotation says; all others are tried.
 
     ``args``: owner, backup_type, rotation, and newest: the image that counts as the newest whatever its age, because
@@ -66,16 +78,32 @@ def rotate(images: Images, server: str, args: Mapping[str, Any]) -> None:
     try_all(images.delete, [*newest, *(image for image in found if image not in newest)][int(args["rotation"]):])
 
 
-def upload(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+# --- steps ---
+def _create_record(engine: Engine, run: ImageRun) -> None:
+    """Make the image's record, owned by the server's project."""
+    args, image = run.args, run.server.image or {}
+    service(engine).create({
+        "id": args.image_id, "name": args.name, "owner": run.server.project_id, "disk_format": "qcow2",
+        "container_format": "bare", "visibility": "private", "min_disk": run.server.flavor["root_gb"],
+        "min_ram": int(image.get("min_ram", 0)), **args.properties})
+
+
+def _delete_image(engine: Engine, run: ImageRun) -> None:
+    with run.cleanup_on_failure(IMAGE, run.args.image_id):
+        service(engine).delete(run.args.image_id)
+
+
+def _upload(engine: Engine, run: ImageRun) -> Verb:
     """Have the host copy the disk into the image."""
-    return "snapshot", {"image_id": image_id(run)}
+    return "snapshot", {"image_id": run.args.image_id}
 
 
-def uploaded(tx: Connection, run: Run, result: Result) -> None:
-    """The image is whole."""
-    run.data["size"] = result.data.get("size", 0)
+def _uploaded(tx: Connection, run: ImageRun, result: Result) -> None:
+    run.data.size = result.data.get("size", 0)
     run.set(progress=100)
 
 
-RECORD = Step("record", "before any byte is copied: the image service may refuse", outside=record, undo_outside=discard)
-UPLOAD = Step("upload", "the guest goes on meanwhile; the image is what one moment saw", command=upload, done=uploaded)
+RECORD = Step("record", "before any byte is copied: the image service may refuse", call=_create_record,
+              undo_call=_delete_image)
+UPLOAD = Step("upload", "the guest goes on meanwhile; the image is what one moment saw", command=_upload,
+              on_result=_uploaded)

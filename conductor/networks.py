@@ -11,32 +11,58 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from common import errors
+from common.action_args import ActionArgs, NetworkArgs
 from common.clients.network import MADE, is_made
 from common.clock import SECOND
 from common.models import Interface
-from common.store.cleanups import BINDING, PORT, PORTS
 from common.store.engine import Connection, Row
+from common.store.neighbours.cleanups import BINDING, PORT, PORTS
 from common.wire import from_wire, to_wire
-from conductor.saga import Engine, Networks, Run, Step
+from conductor.external_services import NetworkApi
+from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step
 
 Port = dict[str, Any]
-Call = Callable[[Engine, Run], None]
-NETWORK = "network"
-POLL_FIRST, POLL_AT_MOST = SECOND // 4, 4 * SECOND
-BOUND = ("bridge", "ovs")
+FIRST_POLL_MICROS, MAX_POLL_MICROS = SECOND // 4, 4 * SECOND
+BOUND = ("bridge", "ovs")                       #: values of binding:vif_type
 UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 
-def of(run: Run) -> list[Interface]:
+@dataclass(kw_only=True)
+class PortData(ActionData):
+    """What the steps about ports leave."""
+
+    plugged: list[dict[str, Any]] | None = None     #: the server's interfaces, as the network service has them
+    paused: bool = False                    #: the guest starts paused, because they are not wired yet
+    plug_since: int | None = None           #: when the action first looked whether they are, µs
+    no_way_back: bool = False               #: that they are not wired in time fails nothing any more
+    dest: str | None = None                 #: of a server that moves: the host it goes to
+    source: str | None = None               #: the host it leaves
+    zone: str | None = None                 #: availability zone of ``dest``
+    arriving: list[dict[str, Any]] | None = None    #: the interfaces as they are bound to ``dest``
+
+
+@dataclass(kw_only=True)
+class InterfaceData(PortData):
+    """What attaching an interface leaves."""
+
+    interface: dict[str, Any] | None = None     #: the one that was made; the API reads it
+
+
+PortRun = Run[ActionArgs, PortData]
+RequestRun = Run[NetworkArgs, PortData]         #: of an action that asks for interfaces
+
+
+def interfaces_of(run: AnyRun) -> list[Interface]:
     """The server's interfaces, counting what this transaction is about to write."""
     kept = run.changes.get("interfaces", run.server.interfaces)
     return [from_wire(Interface, one) for one in kept or ()]
 
 
-def service(engine: Engine) -> Networks:
+def service(engine: Engine) -> NetworkApi:
     """The network service.
 
     Raises:
@@ -48,30 +74,31 @@ def service(engine: Engine) -> Networks:
 
 
 # --- making and binding ---
-def plug(engine: Engine, run: Run) -> None:
-    """Make the ports that are wished for and bind them, and those of the user, to the server's host."""
-    networks, wishes = service(engine), run.action.args["networks"]
+def create_ports(engine: Engine, run: RequestRun) -> None:
+    """Make the ports that are asked for and bind them, and those of the user, to the server's host."""
+    networks, requests = service(engine), run.args.networks
     there = networks.ports(run.server.id) if run.is_repeated else []      # a first try has left nothing
-    taken = {wish["port"] for wish in wishes if wish.get("port")} | _before(run)
+    taken = {request["port"] for request in requests if request.get("port")} | _ports_before(run)
     spare = [port for port in there if port["id"] not in taken]
     found: dict[int, dict[str, Any]] = {}
-    for number, wish in enumerate(wishes):
-        if wish.get("port"):
-            found[number] = _take(networks, run, wish["port"])
+    for number, request in enumerate(requests):
+        if request.get("port"):
+            found[number] = _bind_user_port(networks, run, request["port"])
             continue
-        port = next((port for port in spare if _fits(port, wish)), None)
+        port = next((port for port in spare if _fits(port, request)), None)
         if port is not None:
             spare.remove(port)
             found[number] = networks.update(port["id"], _binding(networks, run, run.host))
-    missing = [number for number in range(len(wishes)) if number not in found]
+    missing = [number for number in range(len(requests)) if number not in found]
     if missing:
-        made = networks.create([_new(networks, run, wishes[number]) for number in missing])
+        made = networks.create([_new(networks, run, requests[number]) for number in missing])
         found |= dict(zip(missing, made, strict=True))
-    _leave(networks, run, [found[number] for number in range(len(wishes))],
-           [wish.get("tag") or "" for wish in wishes], str(run.host), are_new=len(missing) == len(wishes))
+    run.data.plugged = _described(networks, run, [found[number] for number in range(len(requests))],
+                                  [request.get("tag") or "" for request in requests], str(run.host),
+                                  are_new=len(missing) == len(requests))
 
 
-def _take(networks: Networks, run: Run, port_id: str) -> Port:
+def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
     """Bind a port of the user, if no other server has it meanwhile."""
     user = networks.port(port_id).get("device_id")
     if user and user != run.server.id:
@@ -79,51 +106,51 @@ def _take(networks: Networks, run: Run, port_id: str) -> Port:
     return networks.update(port_id, _binding(networks, run, run.host))
 
 
-def rebind(engine: Engine, run: Run) -> None:
+def rebind(engine: Engine, run: PortRun) -> None:
     """Bind the server's ports to the host where it is now; one that its user has removed is gone."""
     assert run.host is not None
     rebind_to(engine, run, run.host)
 
 
-def rebind_to(engine: Engine, run: Run, host: str) -> None:
+def rebind_to(engine: Engine, run: PortRun, host: str) -> None:
     """Bind the server's ports to this host, which need not be the server's yet or any more.
 
     On the way back a host that cannot bind now holds nobody up: the network service binds when it hears of it again.
     """
-    with run.cleaning(PORTS, run.server.id) if run.is_undoing else nullcontext():
+    with run.cleanup_on_failure(PORTS, run.server.id) if run.is_undoing else nullcontext():
         _rebind(engine, run, host)
 
 
-def _rebind(engine: Engine, run: Run, host: str) -> None:
+def _rebind(engine: Engine, run: PortRun, host: str) -> None:
     networks, ports, tags = service(engine), [], []
-    for one in of(run):
+    for one in interfaces_of(run):
         try:
             networks.unbind_at(one.port, host)          # what a move that was superseded has left there
             ports.append(networks.update(one.port, _binding(networks, run, host)))
             tags.append(one.tag)
         except errors.NotFound:
             continue
-    _leave(networks, run, ports, tags, host, are_new=False)
+    run.data.plugged = _described(networks, run, ports, tags, host, are_new=False)
 
 
-def _leave(networks: Networks, run: Run, ports: Sequence[Port], tags: Sequence[str], host: str, *, are_new: bool,
-           name: str = "plugged") -> None:
-    """What became of the ports, for the transaction; a port that cannot be bound here is the host's failure."""
+def _described(networks: NetworkApi, run: PortRun, ports: Sequence[Port], tags: Sequence[str], host: str, *,
+               are_new: bool) -> list[dict[str, Any]]:
+    """The interfaces that these ports are; a port that cannot be bound to this host is the host's failure."""
     failed = {port["id"]: port.get("binding:vif_type") for port in ports if port.get("binding:vif_type") not in BOUND}
     if failed and not run.is_undoing:
         run.fail(f"The network service cannot bind port {', '.join(failed)} on this host.",
                  f"binding:vif_type is {', '.join(map(str, failed.values()))}; does its host part run on {host}?",
                  retryable=True)
-    run.left[name] = [to_wire(one) | {"tag": tag}
-                      for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
+    return [to_wire(one) | {"tag": tag}
+            for one, tag in zip(networks.described(ports, floating=not are_new), tags, strict=True)]
 
 
 # --- two hosts at a time: a server that moves while it runs ---
-def bind_there(engine: Engine, run: Run) -> None:
+def bind_at_destination(engine: Engine, run: PortRun) -> None:
     """Bind the server's ports to the destination too: they are wired there before the guest comes, and still here."""
-    networks, dest, ports, tags = service(engine), run.data["dest"], [], []
+    networks, dest, ports, tags = service(engine), _destination(run), [], []
     held = {port["id"]: port for port in networks.ports(run.server.id)}
-    for one in of(run):
+    for one in interfaces_of(run):
         try:
             if one.port in held:
                 also = networks.bind_also(held[one.port], dest) or {}
@@ -132,16 +159,21 @@ def bind_there(engine: Engine, run: Run) -> None:
                 tags.append(one.tag)
         except errors.NotFound:
             continue
-    _leave(networks, run, ports, tags, dest, are_new=False, name="arriving")
+    run.data.arriving = _described(networks, run, ports, tags, dest, are_new=False)
 
 
-def activate_there(engine: Engine, run: Run) -> None:
+def _destination(run: PortRun) -> str:
+    assert run.data.dest is not None, "a destination was claimed before"
+    return run.data.dest
+
+
+def activate_at_destination(engine: Engine, run: PortRun) -> None:
     """The guest runs at the destination: that is the place of its ports from now on."""
-    dest = run.data["dest"]
-    for one in of(run):
-        with run.cleaning(PORT, one.port, run.data["source"]):
+    dest = _destination(run)
+    for one in interfaces_of(run):
+        with run.cleanup_on_failure(PORT, one.port, run.data.source or ""):
             activate_at(service(engine), one.port, dest)
-    with run.cleaning(PORTS, run.server.id):
+    with run.cleanup_on_failure(PORTS, run.server.id):
         held, owner = service(engine).ports(run.server.id), _owner(run, dest)
         for port in held:
             if port.get("device_owner") != owner:
@@ -149,7 +181,7 @@ def activate_there(engine: Engine, run: Run) -> None:
         describe(service(engine), run, held)
 
 
-def activate_at(networks: Networks, port_id: str, host: str) -> None:
+def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
     """The port's binding to this host is the active one."""
     try:
         networks.activate(port_id, host)
@@ -159,44 +191,44 @@ def activate_at(networks: Networks, port_id: str, host: str) -> None:
             networks.update(port_id, {"binding:host_id": host})
 
 
-def withdraw_there(engine: Engine, run: Run) -> None:
+def unbind_destination(engine: Engine, run: PortRun) -> None:
     """The server's ports are not bound to the destination any more, where nothing has come."""
-    _unbind_at(engine, run, run.data.get("dest"))
+    _unbind_at(engine, run, run.data.dest)
 
 
-def forget_source(engine: Engine, run: Run) -> None:
+def unbind_source(engine: Engine, run: PortRun) -> None:
     """The server's ports are not bound to the host any more that it has left."""
-    _unbind_at(engine, run, run.data["source"])
+    _unbind_at(engine, run, run.data.source)
 
 
-def _unbind_at(engine: Engine, run: Run, host: str | None) -> None:
-    for one in of(run):
+def _unbind_at(engine: Engine, run: PortRun, host: str | None) -> None:
+    for one in interfaces_of(run):
         if host is not None:
-            with run.cleaning(BINDING, one.port, host):
+            with run.cleanup_on_failure(BINDING, one.port, host):
                 service(engine).unbind_at(one.port, host)
 
 
-def _found(networks: Networks, port_id: str) -> Port | None:
+def _found(networks: NetworkApi, port_id: str) -> Port | None:
     try:
         return networks.port(port_id)
     except errors.NotFound:
         return None
 
 
-def written(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
     """Write what became of the ports of a guest that runs, or that is off."""
     for run in runs:
-        if "plugged" in run.data:
-            run.set(interfaces=run.data["plugged"])
+        if run.data.plugged is not None:
+            run.set(interfaces=run.data.plugged)
 
 
-def _before(run: Run) -> set[str]:
+def _ports_before(run: RequestRun) -> set[str]:
     """The ports that the server had before this action."""
-    wished = {wish.get("port") for wish in run.action.args["networks"]}
-    return {one["port"] for one in run.server.interfaces or ()} - wished
+    requested = {request.get("port") for request in run.args.networks}
+    return {one["port"] for one in run.server.interfaces or ()} - requested
 
 
-def _binding(networks: Networks, run: Run, host: str | None) -> dict[str, Any]:
+def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> dict[str, Any]:
     name = {"dns_name": dns_name(run.server.hostname)} if networks.names_guests() else {}
     return {"device_id": run.server.id, "device_owner": _owner(run, host), "binding:host_id": host, **name}
 
@@ -214,52 +246,52 @@ def dns_name(hostname: str) -> str:
     return ".".join(found)
 
 
-def _owner(run: Run, host: str | None) -> str:
-    """What the ports of a server of this host's zone have for an owner; ``run.data`` knows a destination's zone."""
-    zone = run.data.get("zone") if host and host == run.data.get("dest") else None
+def _owner(run: PortRun, host: str | None) -> str:
+    """What the ports of a server of this host's zone have for an owner; ``run.data`` has a destination's zone."""
+    zone = run.data.zone if host and host == run.data.dest else None
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
 
 
-def _new(networks: Networks, run: Run, wish: dict[str, Any]) -> Port:
-    port = {"network_id": wish["network"], "project_id": run.server.project_id, "admin_state_up": True,
+def _new(networks: NetworkApi, run: RequestRun, request: dict[str, Any]) -> Port:
+    port = {"network_id": request["network"], "project_id": run.server.project_id, "admin_state_up": True,
             "binding:profile": MADE, **_binding(networks, run, run.host)}
-    if wish.get("fixed_ip"):
-        port["fixed_ips"] = [{"ip_address": wish["fixed_ip"]}]
-    if run.action.args.get("security_groups"):
-        port["security_groups"] = run.action.args["security_groups"]
+    if request.get("fixed_ip"):
+        port["fixed_ips"] = [{"ip_address": request["fixed_ip"]}]
+    if run.args.security_groups:
+        port["security_groups"] = run.args.security_groups
     return port
 
 
-def _fits(port: Port, wish: dict[str, Any]) -> bool:
+def _fits(port: Port, request: dict[str, Any]) -> bool:
     addresses = [fixed["ip_address"] for fixed in port["fixed_ips"]]
-    return bool(port["network_id"] == wish["network"] and is_made(port)
-                and (not wish.get("fixed_ip") or wish["fixed_ip"] in addresses))
+    return bool(port["network_id"] == request["network"] and is_made(port)
+                and (not request.get("fixed_ip") or request["fixed_ip"] in addresses))
 
 
 # --- letting go ---
-def release(engine: Engine, run: Run) -> None:
+def delete_ports(engine: Engine, run: AnyRun) -> None:
     """Remove the ports that were made for the server, and unbind its user's own."""
-    _clean(engine, run, lambda port: True, let_go)
+    _clean(engine, run, lambda port: True, release_port)
 
 
-def withdraw(engine: Engine, run: Run) -> None:
+def undo_ports(engine: Engine, run: RequestRun) -> None:
     """Remove or unbind what this action has made or bound; ports that the server had before stay."""
-    kept = _before(run)
-    _clean(engine, run, lambda port: port["id"] not in kept, let_go)
+    kept = _ports_before(run)
+    _clean(engine, run, lambda port: port["id"] not in kept, release_port)
 
 
-def _clean(engine: Engine, run: Run, concerns: Callable[[Port], bool], change: Callable[[Networks, Port], None]
+def _clean(engine: Engine, run: AnyRun, concerns: Callable[[Port], bool], change: Callable[[NetworkApi, Port], None]
            ) -> None:
     """Do this to those ports of the server; what cannot be done is remembered, port by port."""
     ports: list[Port] = []
-    with run.cleaning(PORTS, run.server.id):
+    with run.cleanup_on_failure(PORTS, run.server.id):
         ports = service(engine).ports(run.server.id)
     for port in filter(concerns, ports):
-        with run.cleaning(PORT, port["id"]):
+        with run.cleanup_on_failure(PORT, port["id"]):
             change(service(engine), port)
 
 
-def let_go(networks: Networks, port: Port) -> None:
+def release_port(networks: NetworkApi, port: Port) -> None:
     """Remove a port of ours, unbind one of the user's; gone is fine."""
     if is_made(port):
         networks.delete(port["id"])
@@ -267,17 +299,17 @@ def let_go(networks: Networks, port: Port) -> None:
     _change(networks, port, UNBOUND | ({"dns_name": ""} if networks.names_guests() else {}))
 
 
-def unbind(engine: Engine, run: Run) -> None:
+def unbind(engine: Engine, run: AnyRun) -> None:
     """The server's ports are on no host any more; they stay the server's."""
     _clean(engine, run, lambda port: True, lambda networks, port: _change(networks, port, {"binding:host_id": ""}))
 
 
-def detach(engine: Engine, run: Run, port_id: str) -> None:
+def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
     """A port of the server is not its any more."""
-    _clean(engine, run, lambda port: port["id"] == port_id, let_go)
+    _clean(engine, run, lambda port: port["id"] == port_id, release_port)
 
 
-def _change(networks: Networks, port: Port, values: dict[str, Any]) -> None:
+def _change(networks: NetworkApi, port: Port, values: dict[str, Any]) -> None:
     """Change a port, unless somebody has removed it meanwhile."""
     try:
         networks.update(port["id"], values)
@@ -285,10 +317,10 @@ def _change(networks: Networks, port: Port, values: dict[str, Any]) -> None:
         return
 
 
-def settle(networks: Networks, port: Port, server: Row[Any] | None) -> None:
+def reconcile_port(networks: NetworkApi, port: Port, server: Row[Any] | None) -> None:
     """Bring a port to what is recorded of its server (None: it is gone): at its host, on none, or let go."""
     if server is None or port["id"] not in {one["port"] for one in server.interfaces or ()}:
-        let_go(networks, port)
+        release_port(networks, port)
         return
     if (port.get("binding:host_id") or "") == (server.host or ""):
         return
@@ -300,57 +332,64 @@ def settle(networks: Networks, port: Port, server: Row[Any] | None) -> None:
 
 
 # --- being wired ---
-def look(engine: Engine, run: Run) -> None:
+def read_interfaces(engine: Engine, run: PortRun) -> None:
     """What the network service says of the server's interfaces now."""
     networks = service(engine)
     describe(networks, run, networks.ports(run.server.id))
 
 
-def describe(networks: Networks, run: Run, ports: Sequence[Port]) -> None:
+def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
     """Leave for the transaction what these ports of the server are."""
-    tags = {one.port: one.tag for one in of(run)}
-    run.left["plugged"] = [to_wire(one) | {"tag": tags[one.port]}
-                           for one in networks.described(ports, floating=True) if one.port in tags]
+    tags = {one.port: one.tag for one in interfaces_of(run)}
+    run.data.plugged = [to_wire(one) | {"tag": tags[one.port]}
+                        for one in networks.described(ports, floating=True) if one.port in tags]
 
 
-def await_wired(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
     """Go on when every interface is active; else look again, until it has taken too long."""
     for run in runs:
-        if run.overlooked:
+        if run.ignored_refusal:
             continue
-        run.set(interfaces=run.data["plugged"])
-        since, polls = run.data.setdefault("plug_since", run.action.locked_at), run.data.get("polls", 0)
-        late = run.action.locked_at - since >= engine.vif_plugging_timeout * SECOND
-        missing = [one["port"] for one in run.data["plugged"] if not one["active"]]
+        run.set(interfaces=run.data.plugged)
+        if run.data.plug_since is None:
+            run.data.plug_since = run.action.locked_at
+        late = run.action.locked_at - run.data.plug_since >= engine.vif_plugging_timeout * SECOND
+        missing = [one["port"] for one in run.data.plugged or () if not one["active"]]
         if missing and not late:
-            run.again_in(min(POLL_FIRST * 2 ** min(polls, 8), POLL_AT_MOST), polls=polls + 1)
-        elif missing and engine.vif_plugging_is_fatal and not run.data.get("no_way_back"):
+            run.retry_in(min(FIRST_POLL_MICROS * 2 ** min(run.data.polls, 8), MAX_POLL_MICROS))
+            run.data.polls += 1
+        elif missing and engine.vif_plugging_is_fatal and not run.data.no_way_back:
             run.fail(f"The network service has not wired port {', '.join(missing)} within "
                      f"{engine.vif_plugging_timeout} seconds; try again, or ask the operator whether it works.")
 
 
-def keep_plugged(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def store_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> None:
     """Write what became of the ports; a guest whose interfaces are not wired yet starts paused."""
     for run in runs:
-        run.set(interfaces=run.data["plugged"])
-        run.data["paused"] = bool(engine.vif_plugging_timeout
-                                  and not all(one["active"] for one in run.data["plugged"]))
+        run.set(interfaces=run.data.plugged)
+        run.data.paused = bool(engine.vif_plugging_timeout
+                               and not all(one["active"] for one in run.data.plugged or ()))
 
 
-def is_waiting(run: Run) -> bool:
+def starts_paused(run: AnyRun) -> bool:
     """Has the guest been started paused?"""
-    return bool(run.data.get("paused"))
+    return isinstance(run.data, PortData) and run.data.paused
 
 
-def wishes(run: Run) -> bool:
+def asks_for_networks(run: RequestRun) -> bool:
     """Does the action ask for interfaces?"""
-    return bool(run.action.args.get("networks"))
+    return bool(run.args.networks)
 
 
-def has_ports(run: Run) -> bool:
+def has_ports(run: AnyRun) -> bool:
     """May the server have ports? NULL says that it never had."""
     return run.server.interfaces is not None
 
 
-PLUG = Step("plug", "the guest waits, paused, until its first frame would arrive and be filtered",
-            outside=look, apply=await_wired, neighbour=NETWORK, needed=is_waiting)
+def plug_step(condition: Callable[[Any], bool]) -> Step[ActionArgs, PortData]:
+    """The step of a guest that was started paused."""
+    return Step("plug", "the guest waits, paused, until its first frame would arrive and be filtered",
+                call=read_interfaces, apply=await_plugged, lane=Lane.NETWORK, condition=condition)
+
+
+PLUG = plug_step(starts_paused)

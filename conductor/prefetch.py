@@ -9,22 +9,22 @@ from __future__ import annotations
 import logging
 
 from common.models import ImageRef
-from common.store import host_images
+from common.store.hosts import cached_images, host_images
 from common.wire import from_wire
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
-PERIOD = 5.0                 #: seconds between two looks
-LIMIT = 500                  #: images told in one look
+PERIOD_SECONDS = 5.0                 #: seconds between two looks
+BATCH_SIZE = 500                #: images told in one look
 
 
 def prefetch(engine: Engine) -> None:
     """One look."""
-    if engine.store.read(host_images.has_late):
-        for row in engine.store.write(host_images.give_up):
+    if engine.store.read(cached_images.is_something_over):
+        for row in engine.store.write(cached_images.settle):
             log.warning("host %s was asked to fetch image %s ahead and has not done it in a day: given up. %s",
                         row.host, row.image_id, row.error or "It was not up, or has not answered.")
-    rows = engine.store.read(lambda tx: host_images.due(tx, LIMIT))
+    rows = engine.store.read(lambda tx: host_images.due(tx, BATCH_SIZE))
     if rows:
         for host, images in sorted(engine.store.write(lambda tx: host_images.take(tx, rows)).items()):
-            engine.post.cache_images(host, [from_wire(ImageRef, image) for image in images])
+            engine.messaging.cache_images(host, [from_wire(ImageRef, image) for image in images])

@@ -7,23 +7,22 @@ which ``kilonova action list`` shows.
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from common import states
-from common.models import HANGS
-from common.store import actions
+from common.command_progress import HANGS, CommandPhase, CommandProgress
 from common.store.engine import Connection
+from common.store.servers import actions
 
-#: (workflow's task_state while it runs, first words of the phase) -> task_state
-_TASKS: dict[str, dict[str, str]] = {
-    "create": {"fetching": states.BLOCK_DEVICE_MAPPING, "making": states.BLOCK_DEVICE_MAPPING,
-               "starting": states.SPAWNING},
-    "unshelve": {"fetching": states.UNSHELVING, "starting": states.SPAWNING},
-    "rebuild": {"making": states.REBUILD_BLOCK_DEVICE_MAPPING, "starting": states.REBUILD_SPAWNING},
-    "snapshot": {"copying": states.IMAGE_SNAPSHOT, "uploading": states.IMAGE_UPLOADING},
+#: Workflow -> phase of its command -> task_state of the server.
+_TASKS: dict[str, dict[CommandPhase, str]] = {
+    "create": {CommandPhase.FETCHING_IMAGE: states.BLOCK_DEVICE_MAPPING,
+               CommandPhase.MAKING_DISKS: states.BLOCK_DEVICE_MAPPING, CommandPhase.STARTING: states.SPAWNING},
+    "unshelve": {CommandPhase.FETCHING_IMAGE: states.UNSHELVING, CommandPhase.STARTING: states.SPAWNING},
+    "rebuild": {CommandPhase.MAKING_DISKS: states.REBUILD_BLOCK_DEVICE_MAPPING,
+                CommandPhase.STARTING: states.REBUILD_SPAWNING},
+    "snapshot": {CommandPhase.COPYING_DISK: states.IMAGE_SNAPSHOT, CommandPhase.UPLOADING: states.IMAGE_UPLOADING},
 }
-_PERCENT = re.compile(r"(\d{1,3})\s*%")
 
 
 def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
@@ -34,9 +33,9 @@ def write(tx: Connection, phases: Mapping[tuple[str, str], str]) -> None:
         phase = told.get((row.host, row.id))
         if phase is None:
             continue
-        hangs = f"Host {row.host} {phase}" if phase.startswith(HANGS) else None
+        progress = CommandProgress.parse(phase)
+        hangs = f"Host {row.host} {phase}" if progress.hanging else None
         if hangs or HANGS in (row.cause or ""):
             actions.say_cause(tx, row, hangs)
-        task_state = _TASKS.get(row.workflow, {}).get(phase.split(" ")[0])
-        percent = _PERCENT.search(phase)
-        actions.show_progress(tx, row, task_state, min(100, int(percent.group(1))) if percent else None)
+        task_state = None if progress.hanging else _TASKS.get(row.workflow, {}).get(progress.phase)
+        actions.show_progress(tx, row, task_state, progress.percent)

@@ -3,8 +3,8 @@
 
 ``handle`` takes the syncs that have piled up, writes all their results and news in one transaction, and
 answers each with what it may forget (acknowledged), what it should be doing (commands, debts) and, at
-hello, what may exist on it. A late result whose key matches is a fact, whoever sent the command. What cannot be taken
-in holds up nothing else: neither another host nor another server of the same host.
+registration, what may exist on it. A late result whose key matches is a fact, whoever sent the command. What cannot be
+taken in holds up nothing else: neither another host nor another server of the same host.
 """
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Command, DomainState, Result, Sync, SyncAnswer
-from common.store import actions, fences, guests, host_images, hosts, migrations
 from common.store.engine import Connection, Row
-from conductor import aside, progress, report_parts, resend, retries, runner
-from conductor.saga import Engine, Run
+from common.store.hosts import host_images, hosts
+from common.store.servers import actions, fences, guests, migrations
+from conductor import lost_commands, progress, report_parts, retries, runner
+from conductor.saga import AnyRun, Engine, Run
 from conductor.workflows import WORKFLOWS, is_known
 
 log = logging.getLogger(__name__)
-GRACE = 2 * SECOND           #: a command younger than this may still be on its way
-APART_AT_MOST = 10.0         #: seconds for reports that are taken in part by part
-ODD = 60.0                   #: seconds in which a host that told what cannot be taken in is not heard with others
+GRACE_MICROS = 2 * SECOND       #: a command younger than this may still be on its way
+MAX_APART_SECONDS = 10.0        #: for reports that are taken in part by part
+ODD_HOST_SECONDS = 60.0         #: in which the reports of a host with one that cannot be taken in are taken in alone
 
 
 def handle(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
@@ -44,12 +45,12 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
     if not syncs:
         return []
     try:
-        locked = aside.servers(engine)
+        locked = retries.locked_servers(engine)
         answers, written, failed = engine.store.write(lambda tx: _take_in(tx, engine, syncs, locked), alone=False)
     except errors.TooBusy as problem:
         log.warning("%d reports wait: %s", len(syncs), problem)
-        named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.aside.keys()
-        return _handle_together(engine, syncs) if aside.look(engine, named) else _each_apart(engine, syncs)
+        named = {server for sync in syncs for server in report_parts.servers_in(sync)} - engine.locked_servers.keys()
+        return _handle_together(engine, syncs) if retries.find_locked(engine, named) else _each_apart(engine, syncs)
     except errors.NoStore as problem:
         log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
         return [problem] * len(syncs)
@@ -63,7 +64,7 @@ def _handle_together(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer |
 
 
 def _each_apart(engine: Engine, syncs: Sequence[Sync]) -> list[SyncAnswer | Exception]:
-    until = engine.clock.monotonic() + APART_AT_MOST
+    until = engine.clock.monotonic() + MAX_APART_SECONDS
     return [_handle_apart(engine, sync, until) for sync in syncs]
 
 
@@ -92,18 +93,18 @@ def _answer_apart(engine: Engine, sync: Sync, session: int) -> SyncAnswer:
     return answer
 
 
-def _count(engine: Engine, failed: resend.Failed) -> None:
+def _count(engine: Engine, failed: lost_commands.Failed) -> None:
     """Commands that could not be made again."""
     for row, problem in failed:
-        retries.count(engine, row, problem)
+        retries.count_exception(engine, row, problem)
 
 
 def _session_apart(engine: Engine, sync: Sync) -> int:
-    """The host's session, a new one at hello. After a boot each server is started in a transaction of its own; one that
-    cannot be is known to be off, and is tried again whenever its host tells so."""
+    """The host's session, a new one at registration. After a boot each server is started in a transaction of its own;
+    one that cannot be is known to be off, and is tried again whenever its host tells so."""
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
-    session, to_start = engine.store.write(lambda tx: _greet(tx, sync, idle_too=True), alone=False)
+    session, to_start = engine.store.write(lambda tx: _open_session(tx, sync, idle_too=True), alone=False)
     for server in to_start:
         try:
             engine.store.write(partial(_start_again, server=server, host=sync.host))
@@ -117,7 +118,7 @@ def _absorb(engine: Engine, told: Sync, until: float) -> None:
     if engine.clock.monotonic() > until:
         return
     try:
-        heard = [report_parts.without(told, aside.servers(engine))]
+        heard = [report_parts.without(told, retries.locked_servers(engine))]
         runner.send(engine, engine.store.write(lambda tx: _settle(tx, engine, heard, goes_on=False), alone=False))
         engine.store.write(lambda tx: _describe(tx, told))
     except Exception as problem:
@@ -133,20 +134,20 @@ def _leave(engine: Engine, told: Sync, problem: Exception) -> None:
     """A thing that cannot be taken in is left out; an action that waits for it comes nearer to being stuck."""
     log.error("host %s told this, which is left out: %s", told.host, told)
     if isinstance(problem, errors.Unavailable):
-        aside.put(engine, report_parts.servers_in(told))
+        retries.set_aside(engine, report_parts.servers_in(told))
         return
-    engine.odd_hosts[told.host] = engine.clock.monotonic() + ODD
+    engine.odd_hosts[told.host] = engine.clock.monotonic() + ODD_HOST_SECONDS
     named = [result.key.split("/")[0] for result in told.results if isinstance(result.key, str)]
     for row in engine.store.read(lambda tx: actions.waiting(tx, named)):
         if row.host == told.host:
-            retries.count(engine, row, problem)
+            retries.count_exception(engine, row, problem)
 
 
 def _take_in(tx: Connection, engine: Engine, syncs: Sequence[Sync], locked: Collection[str]
-             ) -> tuple[list[SyncAnswer], runner.Written, resend.Failed]:
-    """The transaction: hellos, then results, debts and news under the servers' locks, but for those that somebody else
-    has ``locked``, then the answers."""
-    sessions = {sync.host: _hello(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
+             ) -> tuple[list[SyncAnswer], runner.Written, lost_commands.Failed]:
+    """The transaction: registrations, then results, debts and news under the servers' locks, but for those that
+    somebody else has ``locked``, then the answers."""
+    sessions = {sync.host: _registration(tx, engine, sync) for sync in sorted(syncs, key=lambda sync: sync.host)
                 if sync.session == 0 and sync.inventory}
     sessions |= hosts.sessions(tx, (sync.host for sync in syncs if sync.host not in sessions))
     heard = [_in_order(tx, sync) for sync in sorted(syncs, key=lambda sync: (sync.host, sync.number))
@@ -166,21 +167,21 @@ def _in_order(tx: Connection, sync: Sync) -> Sync:
     return sync if hosts.is_newest(tx, sync.host, sync.session, sync.number) else report_parts.stateless(sync)
 
 
-def _hello(tx: Connection, engine: Engine, sync: Sync) -> int:
+def _registration(tx: Connection, engine: Engine, sync: Sync) -> int:
     """A new session; after a boot of the host what should run is started again, as actions tenants can see."""
-    session, to_start = _greet(tx, sync)
+    session, to_start = _open_session(tx, sync)
     for server in to_start:
         if not _start_again(tx, server, sync.host):
             guests.lost_power(tx, sync.host, server.id)
     return session
 
 
-def _greet(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[int, list[Row[Any]]]:
+def _open_session(tx: Connection, sync: Sync, idle_too: bool = False) -> tuple[int, list[Row[Any]]]:
     """A new session, and the idle servers to start after a boot. Those with an action, and with ``idle_too`` all that
     should run, are known to be off from then on."""
     assert sync.inventory is not None
-    session, booted = hosts.greet(tx, sync.host, sync.boot_id, sync.inventory)
-    log.info("host %s says hello: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
+    session, booted = hosts.open_session(tx, sync.host, sync.boot_id, sync.inventory)
+    log.info("host %s registers: session %d%s", sync.host, session, ", it was booted anew" if booted else "")
     if not booted:
         return session, []
     guests.lost_power(tx, sync.host, idle_too=idle_too)
@@ -200,14 +201,14 @@ def _start_again(tx: Connection, server: Row[Any], host: str) -> bool:
 
 
 def _describe(tx: Connection, sync: Sync) -> None:
-    """What the host has, at hello or where that changed, and what it has measured; last, because providers are
+    """What the host has, at registration or where that changed, and what it has measured; last, because providers are
     locked."""
     if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
         if sync.session != 0:
             log.info("host %s tells what it has now", sync.host)
     if sync.cached:
-        host_images.told(tx, sync.host, sync.cached)
+        host_images.record(tx, sync.host, sync.cached)
     if sync.metrics is not None:
         hosts.measured(tx, sync.host, sync.metrics)
 
@@ -234,7 +235,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
     runs = [finish_step(tx, engine, servers, heads[named[key]], result, host) for key, (host, result) in mine.items()
             if named[key] in heads]
     if paid:
-        struck = guests.pay(tx, paid)
+        struck = guests.confirm_debts(tx, paid)
         moved = {server for server, host, _ in paid
                  if server in struck and server in servers and servers[server].host != host}
         if moved:
@@ -248,7 +249,7 @@ def _settle(tx: Connection, engine: Engine, syncs: Sequence[Sync], goes_on: bool
 
 
 def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], head: Row[Any], result: Result,
-                host: str) -> Run | None:
+                host: str) -> AnyRun | None:
     """Take a result in, if it is the one that its action waits for, of the host that it waits for."""
     server = servers.get(head.server_id)
     waits_for = f"{head.id}/{runner.name_in_key(head)}/{head.attempt}"
@@ -259,20 +260,20 @@ def finish_step(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], he
         return None
     if result.status == "refused":
         log.warning("host %s refused %s: %s", head.host, result.key, result.error)
-        run = Run(head, server, head.data)
-        retries.stumble(run, f"Host {head.host} refuses it: {result.error}", result.details, retries.REFUSALS)
+        run: AnyRun = Run(head, server, None, None)      # they are not needed
+        retries.count_failure(run, f"Host {head.host} refuses it: {result.error}", result.details, retries.MAX_REFUSALS)
         return run
     if not is_known(head):
         log.warning("host %s answers %s, which is left to a conductor that knows %s", head.host, result.key,
                     head.workflow)
         return None
-    run = Run(head, server, dict(head.data))
+    run = WORKFLOWS[head.workflow].run(head, server)
     runner.take_result(tx, engine, run, result)
     return run
 
 
 def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: dict[str, Row[Any]],
-           paid: set[str]) -> list[Run]:
+           paid: set[str]) -> list[AnyRun]:
     """Actions that were waiting for debts of their server look again at once."""
     runs = []
     for server_id in sorted(paid):
@@ -283,8 +284,8 @@ def _go_on(tx: Connection, engine: Engine, servers: dict[str, Row[Any]], heads: 
         workflow = WORKFLOWS[head.workflow]
         index = workflow.index(head.step)
         step = workflow.steps[index]
-        if step.apply and not step.propose and not step.outside and runner.is_held(server, head):
-            run = Run(head, server, dict(head.data))
+        if step.apply and not step.prepare and not step.call and runner.is_held(server, head):
+            run = workflow.run(head, server)
             runner.proceed(tx, engine, workflow, index, [run])
             runs.append(run)
     return runs
@@ -333,8 +334,8 @@ def _lost_power(server: Row[Any], domain: DomainState) -> bool:
         domain.power_state == server.power_state == states.SHUTDOWN)
 
 
-#: What a guest did behind our back: (vm_state, power states seen) -> (vm_state, whether it may still run)
-_BEHIND_OUR_BACK: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...] = (
+#: What a guest did out of band: (vm_state, power states seen) -> (vm_state, whether it may still run)
+_OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...] = (
     ((states.ACTIVE, states.PAUSED, states.RESCUED), (states.SHUTDOWN, states.CRASHED), states.STOPPED, False),
     ((states.ACTIVE,), (states.POWER_PAUSED,), states.PAUSED, True),
     ((states.PAUSED, states.STOPPED), (states.RUNNING,), states.ACTIVE, True),
@@ -342,7 +343,7 @@ _BEHIND_OUR_BACK: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], ...]
 
 
 def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> None:
-    """What happened behind our back is written down once; other differences show in power_state only."""
+    """What happened out of band is written down once; other differences show in power_state only."""
     changes: dict[str, dict[str, Any]] = {}
     for (host, server_id), domain in news.items():
         server = servers.get(server_id)
@@ -352,7 +353,7 @@ def _write_news(tx: Connection, servers: dict[str, Row[Any]], news: News) -> Non
             _start_again(tx, server, host)
             continue
         changes[server_id] = {"power_state": domain.power_state}
-        for before, seen, after, may_run in _BEHIND_OUR_BACK:
+        for before, seen, after, may_run in _OUT_OF_BAND_CHANGES:
             if server.vm_state in before and domain.power_state in seen:
                 changes[server_id]["vm_state"] = after
                 guests.want(tx, [server_id], guests.RUNNING if may_run else guests.STOPPED, may_run)
@@ -377,23 +378,25 @@ def _compared(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
 
 
 def _answer(tx: Connection, engine: Engine, sync: Sync, session: int, sends: bool = True
-            ) -> tuple[SyncAnswer, resend.Failed]:
-    """What the agent may forget and what it should know; a stale session must say hello first. ``sends``: with the
+            ) -> tuple[SyncAnswer, lost_commands.Failed]:
+    """What the agent may forget and what it should know; a stale session must register first. ``sends``: with the
     commands that it does not seem to know of."""
     if sync.session not in (0, session) or session == 0:
         return SyncAnswer(session=0), []
-    hello = sync.session == 0
+    registration = sync.session == 0
     fences_here, elsewhere = _compared(tx, sync)
-    if elsewhere and not hello and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere)):
-        log.warning("host %s runs guests of servers that are elsewhere by what the database knows: it is to say hello, "
+    if elsewhere and not registration and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere)):
+        log.warning("host %s runs guests of servers that are elsewhere by what the database knows: it is to register, "
                     "and to make them off: %s", sync.host, ", ".join(elsewhere))
         return SyncAnswer(session=0), []
     known = {*sync.working, *(result.key for result in sync.results)}
     commands: list[Command] = []
-    failed: resend.Failed = []
-    if sends and (hello or sync.ask):
-        commands, failed = resend.forgotten(tx, engine, sync.host, session, known, 0 if hello else GRACE)
+    failed: lost_commands.Failed = []
+    if sends and (registration or sync.ask):
+        commands, failed = lost_commands.resend(tx, engine, sync.host, session, known,
+                                                0 if registration else GRACE_MICROS)
     return SyncAnswer(session=session, acknowledged=[result.key for result in sync.results], commands=commands,
-                      guests=(guests.fences_on(tx, sync.host) if hello else {}) | fences_here or None,
-                      stop=guests.off_on(tx, sync.host, (one.server for one in sync.domains or ())) if hello else []
+                      guests=(guests.fences_on(tx, sync.host) if registration else {}) | fences_here or None,
+                      stop=guests.off_on(tx, sync.host,
+                                         (one.server for one in sync.domains or ())) if registration else []
                       ), failed

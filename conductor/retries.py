@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is tried again, and what has been tried often enough: it is stuck, visible, and left to an operator.
 
-What waits for a neighbour, a host or a lock is postponed; that is no failure. What fails where nobody foresaw it is
-counted: ``stumble`` in the transaction of a run, ``count`` in one of its own. Called by ``conductor.runner`` and
-``conductor.reports``.
+What waits for a service, a host or a lock is postponed; that is no failure. What fails where nobody foresaw it is
+counted: ``count_failure`` in the transaction of a run, ``count_exception`` in one of its own. Called by
+``conductor.runner`` and ``conductor.reports``.
+
+Servers whose rows somebody holds locked are set aside until the lock is gone, so that who waited for one once does not
+wait for it again and again, and others with them: the runner postpones their actions, reports leave out what hosts say
+of them, which comes again. While none is set aside, asking costs nothing.
 """
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common import errors
 from common.clock import SECOND
-from common.store import actions
 from common.store.engine import Connection, Row, now
-from conductor.saga import Engine, Run
+from common.store.servers import actions
+from conductor.saga import AnyRun, Engine, Run
 
 log = logging.getLogger(__name__)
-TRIES = 10                   #: unforeseen failures in a row: about three minutes of a due action
-REFUSALS = 120               #: answers of a host that it cannot do this yet: about ten minutes
-SOON, AT_MOST = SECOND // 4, 60 * SECOND     #: before the next try, µs
+MAX_EXCEPTIONS = 10          #: unforeseen failures in a row: about three minutes of a due action
+MAX_REFUSALS = 120           #: answers of a host that it cannot do this yet: about ten minutes
+FIRST_PAUSE_MICROS, MAX_PAUSE_MICROS = SECOND // 4, 60 * SECOND      #: before the next try
+LOCK_POLL_SECONDS = 10.0     #: between two looks whether a lock is gone
 UNFORESEEN = "an unforeseen failure, again and again."
 
 
@@ -48,10 +53,10 @@ def postpone(engine: Engine, rows: Sequence[Row[Any]], at_most: int, wait: float
 
 def _pause(before: int) -> int:
     """µs before the next try, after so many."""
-    return SOON << min(before, 8)
+    return FIRST_PAUSE_MICROS << min(before, 8)
 
 
-def stumble(run: Run, text: str, details: str, tries: int) -> None:
+def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
     """Count a failure; the last one of ``tries`` in a row makes the action stuck. ``text`` is safe for the tenant,
     ``details`` are for the operator."""
     row, cause = run.action, f"{text} {details}".strip()
@@ -63,7 +68,7 @@ def stumble(run: Run, text: str, details: str, tries: int) -> None:
             "can let it go on or end it.")
     run.head.update(state=actions.STUCK, due_at=None, owner=None, lease_until=None,
                     sent_at=row.sent_at if waits else None)
-    run.note(step, "stuck", row.host if waits else None, told, cause)
+    run.record_event(step, "stuck", row.host if waits else None, told, cause)
     before = getattr(run.server, "fault", None)
     if isinstance(before, dict) and "action" in before:        # of another one, which was superseded
         before = before["before"]
@@ -73,7 +78,7 @@ def stumble(run: Run, text: str, details: str, tries: int) -> None:
               row.server_id, step, row.workflow, row.id, cause)
 
 
-def count(engine: Engine, row: Row[Any], problem: Exception) -> None:
+def count_exception(engine: Engine, row: Row[Any], problem: Exception) -> None:
     """Count an unforeseen failure of this action, if it still stands where it failed. One that is due is tried again,
     less and less often; a command is sent again with its host's next report."""
     def work(tx: Connection) -> None:
@@ -81,11 +86,11 @@ def count(engine: Engine, row: Row[Any], problem: Exception) -> None:
         head = actions.lock(tx, [row.id]).get(row.id)
         if head is None or _place(head) != _place(row) or (head.state == "due" and head.owner != engine.owner):
             return
-        run: Any = Run(head, server, head.data)     # type: ignore[arg-type]  # there may be no server any more
+        run: Any = Run(head, server, None, None)    # type: ignore[arg-type]  # its data may be what fails
         if head.state == "due":
-            run.head.update(due_at=now() + min(AT_MOST, _pause(head.failures)), sends=head.sends + 1, owner=None,
-                            lease_until=None)
-        stumble(run, UNFORESEEN, f"{type(problem).__name__}: {problem}", TRIES)
+            run.head.update(due_at=now() + min(MAX_PAUSE_MICROS, _pause(head.failures)), sends=head.sends + 1,
+                            owner=None, lease_until=None)
+        count_failure(run, UNFORESEEN, f"{type(problem).__name__}: {problem}", MAX_EXCEPTIONS)
         actions.update(tx, {head.id: run.head})
         actions.append(tx, run.events)
         if run.changes and server is not None and server.action == head.id:
@@ -98,3 +103,30 @@ def count(engine: Engine, row: Row[Any], problem: Exception) -> None:
 
 def _place(action: Row[Any]) -> tuple[Any, ...]:
     return action.state, action.workflow, action.step, action.phase, action.attempt
+
+
+# --- servers whose rows somebody holds locked ---
+def set_aside(engine: Engine, servers: Iterable[str]) -> None:
+    """Leave these servers alone from now on."""
+    engine.locked_servers.update(dict.fromkeys(servers, engine.clock.monotonic() + LOCK_POLL_SECONDS))
+
+
+def find_locked(engine: Engine, servers: Iterable[str]) -> set[str]:
+    """Set those of these servers aside whose rows are locked just now, without waiting for any; returns them.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+    names = set(servers)
+    locked = names - engine.store.write(lambda tx: actions.unlocked(tx, names))
+    set_aside(engine, locked)
+    return locked
+
+
+def locked_servers(engine: Engine) -> set[str]:
+    """Those that are set aside now."""
+    late = {server for server, until in list(engine.locked_servers.items()) if engine.clock.monotonic() > until}
+    if late:
+        for server in late - find_locked(engine, late):
+            engine.locked_servers.pop(server, None)
+    return set(engine.locked_servers)

@@ -2,9 +2,15 @@
 """The only executor of workflows: takes due actions, does the next step, writes down what happened.
 
 ``advance`` is a plain function of the engine; the threads that call it live in ``conductor.service``. It works in one
-of the lanes: one for each neighbour, with the steps that call it, and INSIDE for all others. Everything works on
+of the lanes: one for each external service, with the steps that call it, and INSIDE for all others. Everything works on
 lists: what is due together is done in one transaction, and one by one when that fails. There is no recovery code: a
 step found unfinished is simply the next step.
+
+An action ends done, or failed after what it made has been undone, backwards from the step that failed. Most of an undo
+is rows, and happens at once; what a host or an external service must do is one journalled step each, in the phase
+*undo*, and survives crashes like any other. An undo that a host definitely refuses is noted, and the server goes to
+ERROR with a fault that names the step: nothing hangs. What a service refuses after the pivot, or on the way back,
+changes nothing of the server: it is a pending cleanup (``store.cleanups``).
 """
 from __future__ import annotations
 
@@ -15,18 +21,32 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from common import errors
+from common import errors, states
 from common.models import Command, Result
-from common.store import actions, allocations, cleanups, hosts, migrations, outbox
-from common.store.engine import Connection, Row, now, told_by
-from conductor import aside, notices, retries
-from conductor.endings import UNDO, fail, finish, is_skipped, overlook, undone
-from conductor.lanes import INSIDE, LANE_OF, LANES, OUTSIDE_STEPS
-from conductor.saga import Engine, Run, Step, Workflow
+from common.states import BY_WORKFLOW
+from common.store.engine import Connection, Row, notification_settings, now
+from common.store.hosts import hosts
+from common.store.neighbours import cleanups
+from common.store.neighbours.cleanups import PORTS
+from common.store.notifications import outbox
+from common.store.placement import allocations
+from common.store.servers import actions, migrations
+from conductor import notifications, retries
+from conductor.lanes import LANE_OF, LANES, STEPS_WITH_CALLS
+from conductor.saga import AnyRun, AnyStep, Engine, Failure, Lane, StepFailed, Workflow, fault_of, journal
 from conductor.workflows import WORKFLOWS
 
 log = logging.getLogger(__name__)
-Sendings = dict[str, list[Command]]
+AnyWorkflow = Workflow[Any, Any]
+Sendings = dict[str, list[Command]]     #: commands by host
+UNDO = "undo-"                          #: before a step's name, in the key of the command that undoes it
+
+
+MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60     #: between two tries
+FINAL_STATUSES = ("done", "failed", "dead", "unknown")         #: of results that end a command
+MAX_UNANSWERED = 8                  #: tries of an action whose proposal nobody answers, in about twenty seconds
+MAX_ONE_BY_ONE_SECONDS = 5.0        #: in which actions of a burst that failed are written one by one
+VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
 
 
 class Written(NamedTuple):
@@ -36,29 +56,22 @@ class Written(NamedTuple):
     due: frozenset[str] = frozenset()
 
 
-NEIGHBOUR_AT_MOST, LOCKED_AT_MOST = 4, 60       #: seconds between two tries
-ENDS = ("done", "failed", "dead", "unknown")     #: statuses of results that end a command
-UNANSWERED = 8               #: tries of an action whose proposal nobody answers, in about twenty seconds
-EACH_AT_MOST = 5.0           #: seconds in which actions of a burst that failed are written one by one
-VERSIONS = {name: workflow.version for name, workflow in WORKFLOWS.items()}
-
-
-def advance(engine: Engine, lane: str = INSIDE) -> int:
+def advance(engine: Engine, lane: str = Lane.INSIDE) -> int:
     """Take the due actions of a lane and bring each to where it waits, ends or changes lanes; returns how many were
     taken."""
-    which: dict[str, Any] = ({"but": OUTSIDE_STEPS} if lane == INSIDE else
-                             {"only": LANES[lane], "lease": engine.leases.get(lane, actions.LONG_LEASE)})
+    which: dict[str, Any] = ({"but": STEPS_WITH_CALLS} if lane == Lane.INSIDE else
+                             {"only": LANES[lane], "lease": engine.lease_micros.get(lane, actions.LONG_LEASE)})
     rows = engine.store.write(lambda tx: actions.take(tx, engine.owner, VERSIONS, engine.batch, **which))
     groups: dict[tuple[str, int, str], list[Row[Any]]] = defaultdict(list)
-    locked = aside.servers(engine) if rows else ()
-    retries.postpone(engine, [row for row in rows if row.server_id in locked], LOCKED_AT_MOST)
+    locked = retries.locked_servers(engine) if rows else ()
+    retries.postpone(engine, [row for row in rows if row.server_id in locked], MAX_LOCK_PAUSE_SECONDS)
     for row in (row for row in rows if row.server_id not in locked):
         alone = row.id if row.failures else ""      # and after the others
         try:
             groups[row.workflow, WORKFLOWS[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
             log.error("action %s cannot be advanced: %s", row.id, problem)
-            retries.count(engine, row, problem)
+            retries.count_exception(engine, row, problem)
     for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
         engine.fault_point(name, WORKFLOWS[name].steps[index].name, "taken")
         try:
@@ -70,20 +83,21 @@ def advance(engine: Engine, lane: str = INSIDE) -> int:
     return len(rows)
 
 
-def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
-    """Advance actions that stand at the same step: what is done outside first, then one transaction, then send."""
+def _burst(engine: Engine, workflow: AnyWorkflow, index: int, rows: Sequence[Row[Any]], lane: str) -> None:
+    """Advance actions that stand at the same step: what is done outside the transaction, then one transaction, then
+    send."""
     servers = engine.store.read(lambda tx: actions.servers_of(tx, (row.server_id for row in rows)))
     runs = []
     for row in rows:
         try:
-            runs.append(Run(row, servers[row.server_id], dict(row.data)))
+            runs.append(workflow.run(row, servers[row.server_id]))
         except (LookupError, TypeError, ValueError) as problem:
             log.error("action %s has no server, or no data: %s", row.id, problem)
-            retries.count(engine, row, problem)
-    step, aborted = workflow.steps[index], [run for run in runs if "abort" in run.data]
+            retries.count_exception(engine, row, problem)
+    step, aborted = workflow.steps[index], [run for run in runs if run.data.abort]
     runs = [run for run in runs if run not in aborted]
-    if lane == INSIDE:
-        runs = _propose(engine, workflow, step, runs)
+    if lane == Lane.INSIDE:
+        runs = _prepare(engine, workflow, step, runs)
     elif runs:
         runs = _call(engine, step, runs)
         engine.fault_point(workflow.name, step.name, "called")
@@ -91,72 +105,72 @@ def _burst(engine: Engine, workflow: Workflow, index: int, rows: Sequence[Row[An
         _commit(engine, workflow, index, [*runs, *aborted], lane)
 
 
-def _propose(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
-    """Ask what the step asks before its transaction; returns those that can go on. When that was not answered many
-    times, one of them may be the reason: a part of them is asked for alone, each time another one."""
-    if not step.propose:
+def _prepare(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+    """Do what the step prepares before its transaction; returns those that can go on. When that was not answered many
+    times, one of them may be the reason: a part of them is prepared alone, each time another one."""
+    if not step.prepare:
         return list(runs)
-    if all(run.action.sends < UNANSWERED for run in runs):
-        return _ask(engine, workflow, step, runs)
+    if all(run.action.sends < MAX_UNANSWERED for run in runs):
+        return _prepare_together(engine, workflow, step, runs)
     chosen = [run for run in runs if sha256(f"{run.action.id}{run.action.sends}".encode()).digest()[0] % 2]
-    answered = _ask(engine, workflow, step, chosen or runs)
+    answered = _prepare_together(engine, workflow, step, chosen or runs)
     others = [run for run in runs if run not in chosen] if chosen else []
     if others and answered:
-        return answered + _ask(engine, workflow, step, others)
-    retries.postpone(engine, [run.action for run in others], NEIGHBOUR_AT_MOST)
+        return answered + _prepare_together(engine, workflow, step, others)
+    retries.postpone(engine, [run.action for run in others], MAX_SERVICE_PAUSE_SECONDS)
     return answered
 
 
-def _ask(engine: Engine, workflow: Workflow, step: Step, runs: Sequence[Run]) -> list[Run]:
+def _prepare_together(engine: Engine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
     """In one call for all, or for each where that fails."""
-    assert step.propose is not None
-    asking = [Run(run.action, run.server, dict(run.action.data)) for run in runs]
+    assert step.prepare is not None
+    asking = [workflow.run(run.action, run.server) for run in runs]
     try:
-        if wanted := [run for run in asking if not is_skipped(step, run)]:
-            step.propose(engine, wanted)
+        if wanted := [run for run in asking if not step.is_skipped(run)]:
+            step.prepare(engine, wanted)
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
         log.warning("%s waits: %s", workflow.name, problem)
-        retries.postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
+        retries.postpone(engine, [run.action for run in runs], MAX_SERVICE_PAUSE_SECONDS)
         return []
     except Exception as problem:
-        log.exception("%s cannot be proposed for %d servers", workflow.name, len(runs))
+        log.exception("%s cannot be prepared for %d servers", workflow.name, len(runs))
         if len(runs) > 1:
-            return [asked for run in runs for asked in _ask(engine, workflow, step, [run])]
-        retries.count(engine, runs[0].action, problem)
+            return [asked for run in runs for asked in _prepare_together(engine, workflow, step, [run])]
+        retries.count_exception(engine, runs[0].action, problem)
         return []
     return asking
 
 
-def _call(engine: Engine, step: Step, runs: Sequence[Run]) -> list[Run]:
-    """Call the neighbour for each; what it refuses for good is the step's failure. Those that it did not answer are
+def _call(engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+    """Call the service for each; what it refuses for good is the step's failure. Those that it did not answer are
     postponed; returns the others."""
-    def call(run: Run) -> None:
-        ask = step.undo_outside if run.is_undoing else step.outside
-        assert ask is not None
+    def call(run: AnyRun) -> None:
+        chosen = step.undo_call if run.is_undoing else step.call
+        assert chosen is not None
         try:
-            ask(engine, run)
+            chosen(engine, run)
         except errors.Unavailable:
             raise
         except errors.Problem as problem:
             run.fail(problem.text, str(problem.__cause__ or ""), status=problem.status)
 
     answered = []
-    for run, problem in zip(runs, engine.spread(step.neighbour, call, runs), strict=True):
+    for run, problem in zip(runs, engine.call_pool(step.lane, call, runs), strict=True):
         if problem is None:
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):
             log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
-            retries.postpone(engine, [run.action], NEIGHBOUR_AT_MOST, problem.wait)
+            retries.postpone(engine, [run.action], MAX_SERVICE_PAUSE_SECONDS, problem.wait)
         else:
             log.error("action %s cannot be advanced at step %s", run.action.id, step.name, exc_info=problem)
-            retries.count(engine, run.action, problem)
+            retries.count_exception(engine, run.action, problem)
     return answered
 
 
-def _commit(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str) -> None:
-    """The transaction of a burst and what follows it. When it fails, one for each: what was called or asked outside is
-    not repeated.
+def _commit(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str) -> None:
+    """The transaction of a burst and what follows it. When it fails, one for each: what was called or prepared is not
+    repeated.
 
     Raises:
         Unavailable: the database does not answer at all, which is more than a row that somebody has locked.
@@ -165,34 +179,34 @@ def _commit(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run],
         written = engine.store.write(lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False)
     except errors.TooBusy as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
-        locked = aside.look(engine, (run.server.id for run in runs))
+        locked = retries.find_locked(engine, (run.server.id for run in runs))
         waiting = [run for run in runs if run.server.id in locked or len(runs) == 1]
         if not waiting:
             _commit_each(engine, workflow, index, runs, lane)
             return
-        aside.put(engine, (run.server.id for run in waiting))
-        retries.postpone(engine, [run.action for run in waiting], LOCKED_AT_MOST)
+        retries.set_aside(engine, (run.server.id for run in waiting))
+        retries.postpone(engine, [run.action for run in waiting], MAX_LOCK_PAUSE_SECONDS)
         if free := [run for run in runs if run not in waiting]:
             _commit(engine, workflow, index, free, lane)
         return
     except errors.Unavailable as problem:
         log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
-        retries.postpone(engine, [run.action for run in runs], NEIGHBOUR_AT_MOST)
+        retries.postpone(engine, [run.action for run in runs], MAX_SERVICE_PAUSE_SECONDS)
         return
     except Exception as problem:
         log.exception("%d actions of %s cannot be written", len(runs), workflow.name)
         if len(runs) > 1:
             _commit_each(engine, workflow, index, runs, lane)
         else:
-            retries.count(engine, runs[0].action, problem)
+            retries.count_exception(engine, runs[0].action, problem)
         return
     engine.fault_point(workflow.name, workflow.steps[index].name, "committed")
     send(engine, written)
 
 
-def _commit_each(engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run], lane: str) -> None:
+def _commit_each(engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun], lane: str) -> None:
     """One after the other; where locks make that slow, the rest is left to the next round."""
-    until = engine.clock.monotonic() + EACH_AT_MOST
+    until = engine.clock.monotonic() + MAX_ONE_BY_ONE_SECONDS
     for number, run in enumerate(runs):
         if engine.clock.monotonic() > until:
             retries.postpone(engine, [left.action for left in runs[number:]], 0)
@@ -200,7 +214,7 @@ def _commit_each(engine: Engine, workflow: Workflow, index: int, runs: Sequence[
         _commit(engine, workflow, index, [run], lane)
 
 
-def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, planned: Sequence[Run], lane: str
+def _write(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, planned: Sequence[AnyRun], lane: str
            ) -> Written:
     """The transaction of a burst. Runs whose server has moved on, or that another conductor or another lane took,
     drop out."""
@@ -212,15 +226,18 @@ def _write(tx: Connection, engine: Engine, workflow: Workflow, index: int, plann
         if _where(head) != _where(plan.action):
             log.warning("action %s has gone on to %s without this burst", head.id, head.step)
         elif server is not None and is_held(server, head) and head.state == "due" and head.owner == engine.owner:
-            runs.append(Run(head, server, {**head.data, **plan.left}, plan.selection, plan.problem,
-                            pending=plan.pending, woken=head.due_at != plan.action.due_at))
+            run = workflow.run(head, server, selection=plan.selection, problem=plan.problem, cleanups=plan.cleanups,
+                               woken=head.due_at != plan.action.due_at)
+            plan.copy_data_to(run)
+            runs.append(run)
         else:
             lost.append(head.id)
     if lost:
         actions.let_go(tx, engine.owner, lost)
     going_on = []
     for run in runs:
-        if why := run.data.pop("abort", None):
+        why, run.data.abort = run.data.abort, None
+        if why:
             run.fail(why)
         if run.is_undoing:
             undone(tx, engine, workflow, index, run, str(run.problem) if run.problem else None)
@@ -245,26 +262,26 @@ def is_held(server: Row[Any], action: Row[Any]) -> bool:
     return bool(server.action == action.id and server.fence == action.fence)
 
 
-def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs: Sequence[Run],
+def proceed(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, runs: Sequence[AnyRun],
             ready: str | None = None) -> None:
     """From this step on: do what is done here, start what is done on a host, finish what has no more steps.
 
     ``ready``: the lane in which the first of these steps has done its part outside the transaction.
     """
     for number, step in enumerate(workflow.steps[index:], index):
-        skipping = [run for run in runs if is_skipped(step, run)]
+        skipping = [run for run in runs if step.is_skipped(run)]
         runs = [run for run in runs if run not in skipping]
         if runs and step.command:
             _start(tx, engine, step, runs)
             runs = []
         elif runs and _is_elsewhere(step, ready):
             for run in runs:
-                if step.outside:
-                    run.note(step.name, "started")
-                run.due(step.name)
+                if step.call:
+                    run.record_event(step.name, "started")
+                run.continue_at(step.name)
             runs = []
         elif runs:
-            overlook(workflow, number, runs)
+            ignore_refusals(workflow, number, runs)
             sound = [run for run in runs if not run.problem]
             if step.apply and sound:
                 step.apply(tx, engine, sound)
@@ -274,25 +291,25 @@ def proceed(tx: Connection, engine: Engine, workflow: Workflow, index: int, runs
         finish(run, "done")
 
 
-def _is_elsewhere(step: Step, ready: str | None) -> bool:
+def _is_elsewhere(step: AnyStep, ready: str | None) -> bool:
     """Has the step a part outside the transaction that is not done yet?"""
-    return bool(step.outside and ready != step.neighbour or step.propose and ready != INSIDE)
+    return bool(step.call and ready != step.lane or step.prepare and ready != Lane.INSIDE)
 
 
-def _is_through(tx: Connection, engine: Engine, workflow: Workflow, index: int, step: Step, run: Run) -> bool:
+def _is_through(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, step: AnyStep, run: AnyRun) -> bool:
     if run.paused:
         run.head["step"] = step.name
         return False
     if run.problem:
         fail(tx, engine, workflow, index, run)
         return False
-    run.note(step.name, "succeeded", run.host, run.left_undone)
-    if run.left_undone:
-        run.data["left_undone"] = run.left_undone
+    run.record_event(step.name, "succeeded", run.host, run.cleanup_message)
+    if run.cleanup_message:
+        run.data.left_undone = run.cleanup_message
     return True
 
 
-def _start(tx: Connection, engine: Engine, step: Step, runs: Sequence[Run]) -> None:
+def _start(tx: Connection, engine: Engine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
     """Write "started" and the command in the same transaction; it is cast after the commit."""
     assert step.command is not None
     placed = []
@@ -304,57 +321,57 @@ def _start(tx: Connection, engine: Engine, step: Step, runs: Sequence[Run]) -> N
             continue
         placed.append(run)
         verb, args = step.command(engine, run)
-        run.note(step.name, "started", host)
+        run.record_event(step.name, "started", host)
         run.command(host, step.name, verb, args)
         run.head.update(state="waiting", due_at=None, step=step.name, host=host, verb=verb, sent_at=now(),
                         sends=1, owner=None, lease_until=None)
-    if step.before and placed:
-        step.before(tx, placed)
+    if step.on_start and placed:
+        step.on_start(tx, placed)
 
 
-def take_result(tx: Connection, engine: Engine, run: Run, result: Result) -> None:
+def take_result(tx: Connection, engine: Engine, run: AnyRun, result: Result) -> None:
     """Write a host's result and go on from the next step."""
     workflow = WORKFLOWS[run.action.workflow]
     index = workflow.index(run.action.step)
     step = workflow.steps[index]
-    if result.status not in ENDS:
+    if result.status not in FINAL_STATUSES:
         raise ValueError(f"{result.status!r} is no end of a command that this release knows")
-    if result.status == "dead" and (run.is_undoing or step.dead_is_done):
+    if result.status == "dead" and (run.is_undoing or step.done_when_host_dead):
         result = replace(result, status="done")       # nothing runs there, and what is left is a debt
     if run.is_undoing:
         undone(tx, engine, workflow, index, run, result.error if result.status == "failed" else None)
         return
     if result.status in ("failed", "dead"):
-        run.fail(result.error, result.details, result.retryable and not step.final)
+        run.fail(result.error, result.details, result.retryable and not step.fails_on_any_host, reason=result.reason)
         fail(tx, engine, workflow, index, run)
         return
     unknown = "Its outcome is unknown and it was not repeated." if result.status == "unknown" else None
-    if step.done:
-        step.done(tx, run, result)
-    run.note(step.name, "succeeded", run.action.host, unknown)
+    if step.on_result:
+        step.on_result(tx, run, result)
+    run.record_event(step.name, "succeeded", run.action.host, unknown)
     proceed(tx, engine, workflow, index + 1, [run])
 
 
-def flush(tx: Connection, runs: Iterable[Run]) -> Written:
+def flush(tx: Connection, runs: Iterable[AnyRun]) -> Written:
     """Write what the runs have collected; returns what is left to do after the commit."""
     runs = list(runs)
     for run in runs:
-        if run.data != run.action.data:
-            run.head["data"] = run.data
+        if run.data is not None and (data := journal(run.data, run.action.data)) != run.action.data:
+            run.head["data"] = data
         if run.head and (run.action.failures or run.action.cause) and "failures" not in run.head:
             run.head.update(failures=0, cause=None)
     actions.update_servers(tx, {run.server.id: run.changes for run in runs if run.changes})
     actions.update(tx, {run.action.id: run.head for run in runs if run.head})
     actions.append(tx, [event for run in runs for event in run.events])
-    moved = {run.action.args["migration"]: run.moved for run in runs if run.moved}
-    if moved:
-        migrations.update(tx, moved)
-    cleanups.add(tx, [row for run in runs for row in run.pending])
-    allocations.judge(tx, [verdict for run in runs for verdict in run.verdicts])
-    if telling := told_by(tx):
-        outbox.add(tx, notices.of(runs, telling))
+    migrated = {run.args.migration: run.migration_changes for run in runs if run.migration_changes}
+    if migrated:
+        migrations.update(tx, migrated)
+    cleanups.add(tx, [row for run in runs for row in run.cleanups])
+    allocations.judge(tx, [verdict for run in runs for verdict in run.build_verdicts])
+    if settings := notification_settings(tx):
+        outbox.add(tx, notifications.of(runs, settings))
     sendings = with_sessions(tx, [sending for run in runs for sending in run.commands])
-    return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", INSIDE) for run in runs
+    return Written(sendings, frozenset(LANE_OF.get(run.head.get("step") or "", Lane.INSIDE) for run in runs
                                        if run.head.get("state") == "due"))
 
 
@@ -373,15 +390,113 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 def send(engine: Engine, written: Written) -> None:
     """One message a host; a lost one is made up for by the host's next sync."""
     for lane in sorted(written.due):
-        engine.ring(lane)
+        engine.wake(lane)
     for host, commands in written.sendings.items():
         try:
-            engine.post.do(host, commands)
+            engine.messaging.do(host, commands)
         except Exception:
-            log.exception("commands for host %s cannot be sent; its next exchange asks for them", host)
+            log.exception("commands for host %s cannot be sent; its next report asks for them", host)
         engine.fault_point(commands[0].verb, commands[0].step, "sent")
 
 
 def name_in_key(row: Row[Any]) -> str:
     """What a waiting action's step is called in the key of its command."""
     return f"{UNDO if row.phase == 'undo' else ''}{row.step}"
+
+
+# --- the end, and the way back ---
+def fail(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun) -> None:
+    """The step at ``index`` has definitely failed; its effect may have happened all the same."""
+    problem = run.problem
+    assert problem is not None
+    step = workflow.steps[index]
+    run.record_event(step.name, "failed", step.host(run), str(problem), problem.details or None)
+    run.data.problem = Failure(text=str(problem), details=problem.details, retryable=problem.retryable,
+                               status=problem.status, reason=problem.reason)
+    if _is_past_pivot(workflow, index):
+        _end_failed(tx, engine, workflow, run)
+        return
+    for made in reversed(workflow.steps[:index + 1]):
+        if made.undo:
+            made.undo(tx, engine, run)
+            run.record_event(made.name, "undone")
+    undo_from(tx, engine, workflow, index, run)
+
+
+def _is_past_pivot(workflow: AnyWorkflow, index: int) -> bool:
+    return any(passed.pivot for passed in workflow.steps[:index])
+
+
+def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -> None:
+    """What a service has refused at this step after the pivot fails no action."""
+    step = workflow.steps[index]
+    if step.call and _is_past_pivot(workflow, index):
+        for run in runs:
+            if run.problem:
+                _ignore_refusal(step, run, str(run.problem))
+                run.problem = None
+
+
+def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
+    """What this step cleans has been remembered one by one; but a server's ports are looked at as a whole too."""
+    run.ignored_refusal = why
+    if step.lane == Lane.NETWORK:
+        run.add_cleanup(PORTS, run.server.id, why)
+
+
+def undo_from(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun) -> None:
+    """Start the next undo that a host or a service must do, from this step backwards; after the last, end."""
+    for step in reversed(workflow.steps[:index + 1]):
+        if step.is_skipped(run):
+            continue
+        host = step.host(run)
+        if step.undo_command and host:
+            verb, args = step.undo_command(engine, run)
+            run.command(host, UNDO + step.name, verb, args)
+            run.head.update(state="waiting", phase="undo", due_at=None, step=step.name, host=host, verb=verb,
+                            sent_at=now(), sends=1, owner=None, lease_until=None)
+            return
+        if step.undo_call:
+            run.continue_at(step.name, phase="undo")
+            return
+    _end_failed(tx, engine, workflow, run)
+
+
+def undone(tx: Connection, engine: Engine, workflow: AnyWorkflow, index: int, run: AnyRun, refused: str | None = None
+           ) -> None:
+    """The undo of this step is over; go on with those before it."""
+    step = workflow.steps[index]
+    if refused and step.undo_call and not step.undo_command:
+        _ignore_refusal(step, run, refused)
+        refused = None
+    run.record_event(step.name, "undo_failed" if refused else "undone", run.action.host, refused or run.cleanup_message)
+    if refused:
+        run.data.add_undo_failure(step.name, refused)
+    undo_from(tx, engine, workflow, index - 1, run)
+
+
+def _end_failed(tx: Connection, engine: Engine, workflow: AnyWorkflow, run: AnyRun) -> None:
+    failure = run.data.problem
+    assert failure is not None, "it has failed"
+    problem = StepFailed(failure.text, failure.details, failure.retryable, reason=failure.reason)
+    run.is_left_off = any(step.undo_starts_guest and step.name in run.data.undo_failures for step in workflow.steps)
+    workflow.failed(tx, engine, run, problem)
+    if run.head.get("state") == "due" and run.head.get("phase") == "do":
+        return                                        # the workflow chose to try again
+    if run.data.undo_failures:
+        undone = "; ".join(f"{step}: {why}" for step, why in run.data.undo_failures.items())
+        text = f"{problem}; and it could not be undone: {undone}. Delete or rebuild it."
+        run.set(vm_state=states.ERROR, fault=fault_of(tx, StepFailed(text, problem.details)))
+    finish(run, "failed", str(problem))
+
+
+def finish(run: AnyRun, state: str, message: str | None = None) -> None:
+    """The action lets its server go; secrets are forgotten."""
+    row = BY_WORKFLOW[run.action.workflow]
+    run.changes.update(task_state=None, action=None)
+    if state == "done" and row.after:
+        run.changes.setdefault("vm_state", row.after)
+        run.changes.setdefault("fault", None)
+    run.head.update(state=state, due_at=None, owner=None, lease_until=None, secrets=None, finished_at=now())
+    if message := message or run.data.left_undone:
+        run.head["message"] = message

@@ -1,188 +1,200 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of workflows: Step, Workflow, and Run (one action on its way).
 
-Workflows are straight lines of steps. A step is one of two kinds: it works *here*, in the runner's
-transaction (``apply``, after an optional ``propose`` outside it that must have no effect), or it is a
-*command* to a host, whose result ``done`` takes in. ``undo`` is written beside it; effects on hosts are
-undone by leaving a debt, so an undo never has to reach a host. A Run only collects what is to be written;
-``conductor.runner`` writes it.
+Workflows are straight lines of steps. A step works in the runner's transaction (``apply``, after an optional
+``prepare`` outside it that has no effect), or calls an external service (``call``), or is a command to a host
+(``command``), whose result ``on_result`` takes in. Its undo is written beside it; effects on hosts are undone by
+leaving a debt, so an undo never has to reach a host. A Run only collects what is to be written; ``conductor.runner``
+writes it.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
 
 from common import errors
+from common.action_args import ActionArgs
 from common.clock import Clock
-from common.models import Command, Fitting, ImageRef, Interface, RequestSpec, Result, Selection
-from common.store.allocations import Patience
+from common.models import Command, FailureReason, HardwareAssignment, Result, Selection
 from common.store.engine import Connection, Row, Store, moment, now
+from common.store.placement.allocations import FailedBuildLimit
 from common.vault import Vault
-from common.wire import from_wire
-from conductor.calls import one_by_one
-from conductor.ha import Policy
+from common.wire import from_wire, to_wire
+from conductor.automatic_evacuation import EvacuationPolicy
+from conductor.external_services import ImageApi, Messaging, NetworkApi, ShareApi
 from conductor.heartbeats import Heartbeats
 
-
-class Post(Protocol):
-    """Where messages go; the real one may lose any of them."""
-
-    def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Ask a scheduler; raises NoAnswer."""
-
-    def do(self, host: str, commands: list[Command]) -> None:
-        """Send commands to a host."""
-
-    def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Tell a host to fetch these ahead."""
+MAX_CLEANING_TRIES = 8      #: tries, in about twenty seconds, after which a silent service holds no cleaning up
+T = TypeVar("T")
 
 
-class Images(Protocol):
-    """What the conductor asks of the image service, as Kilonova's own user. Each call may be repeated.
+class Lane(StrEnum):
+    """Which thread advances a step: INSIDE those without a call, each other one those that call its service."""
 
-    Each raises Unavailable when the service does not answer, and another Problem when it refuses for good.
-    """
-
-    def create(self, record: dict[str, Any]) -> None:
-        """Make an image record under the id it names; one that is there already is fine."""
-
-    def show(self, image_id: str) -> ImageRef:
-        """The image as it is now."""
-
-    def delete(self, image_id: str) -> None:
-        """Remove an image; one that is gone is fine."""
-
-    def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
-        """Images with these properties, newest first."""
+    INSIDE = "inside"
+    IMAGE = "image"
+    NETWORK = "network"
+    SHARE = "share"
+    FENCING = "fencing"
 
 
-class Networks(Protocol):
-    """What the conductor asks of the network service, as Kilonova's own user; raises as ``Images`` does. Ports are
-    dicts as the service writes them."""
-
-    def ports(self, server: str) -> list[dict[str, Any]]:
-        """The ports of a server."""
-
-    def port(self, port_id: str) -> dict[str, Any]:
-        """One port; NotFound when it is gone."""
-
-    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Make ports, all or none. Not repeatable: look first whether they are there."""
-
-    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Change a port; NotFound when it is gone."""
-
-    def delete(self, port_id: str) -> None:
-        """Remove a port; one that is gone is fine."""
-
-    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
-        """Bind a port (the whole of it) to this host too, inactively. The binding, with vif_type and vif_details; None
-        where the service knows one host a port. NotFound when the port is gone."""
-
-    def activate(self, port_id: str, host: str) -> None:
-        """The binding to this host is the active one now; NotFound when it is gone."""
-
-    def unbind_at(self, port_id: str, host: str) -> None:
-        """Give the inactive binding to this host up; one that is gone is fine, the active one stays."""
-
-    def names_guests(self) -> bool:
-        """Does the service know ports by names, which guests resolve?"""
-
-    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
-        """These ports with what their networks and subnets say; ``floating``: also which floating IPs lead to them,
-        which none does to a port that was just made."""
+CallPool = Callable[[str, Callable[[Any], None], Sequence[Any]], list[Exception | None]]
 
 
-PATIENCE = 8                   #: tries, in about twenty seconds, after which a silent neighbour holds no cleaning up
-Spread = Callable[[str, Callable[["Run"], None], Sequence["Run"]], list[Exception | None]]   #: ``calls.one_by_one``
+def one_by_one(lane: str, call: Callable[[T], None], members: Sequence[T]) -> list[Exception | None]:
+    """Make each call to this lane's service; what each raised, or None. The process makes several at a time."""
+    raised: list[Exception | None] = []
+    for member in members:
+        try:
+            call(member)
+            raised.append(None)
+        except Exception as problem:  # noqa: BLE001  # the caller tells one kind from the other
+            raised.append(problem)
+    return raised
 
 
 def no_fault(action: str, step: str, where: str) -> None:
     """The fault point of ordinary operation: nothing happens."""
 
 
-def no_ring(lane: str) -> None:
+def no_wake(lane: str) -> None:
     """Where whoever calls ``runner.advance`` looks again anyway."""
 
 
 @dataclass
 class Engine:
-    """What the plain functions of the conductor work with. ``owner`` names this conductor in leases; ``ring`` is
-    called after a commit that left something due at once, with its lane. ``aside``: servers whose rows were found
-    locked, and until when nobody tries again; ``odd_hosts``: hosts whose reports cannot be taken in with others."""
+    """What the plain functions of the conductor work with."""
 
     store: Store
     clock: Clock
-    post: Post
-    owner: str
-    batch: int = 64
-    max_attempts: int = 3
-    shutdown_timeout: float = 60
-    host_silence: int = 30
-    images: Images | None = None
-    networks: Networks | None = None
-    vif_plugging_timeout: int = 300
+    messaging: Messaging
+    owner: str                              #: names this conductor in leases
+    batch: int = 64                         #: actions that are taken at a time
+    max_attempts: int = 3                   #: hosts on which a server is tried
+    shutdown_timeout: float = 60            #: seconds that a guest has to power off
+    host_silence: int = 30                  #: seconds after which a host counts as down
+    images: ImageApi | None = None
+    networks: NetworkApi | None = None
+    shares: ShareApi | None = None
+    share_timeout: int = 60                 #: seconds for the rule that lets a host mount a share
+    vif_plugging_timeout: int = 300         #: seconds for the ports of a guest that starts
     vif_plugging_is_fatal: bool = True
-    spread: Spread = one_by_one
+    call_pool: CallPool = one_by_one        #: makes the calls of a lane
     vault: Vault = field(default_factory=lambda: Vault(""))
-    patience: Patience = Patience()
+    failed_build_limit: FailedBuildLimit = FailedBuildLimit()         #: with hosts on which builds fail
     default_zone: str = "nova"
-    shelved_offload_time: int = 0
-    reclaim_interval: int = 0
-    resize_confirm_window: int = 0
-    may_resize_here: bool = False
-    fence: Callable[[str], None] | None = None      #: makes sure that a host's guests are dead; raises a Problem
-    ha: Policy | None = None                        #: hosts that went down are evacuated by themselves
-    leases: Mapping[str, int] = field(default_factory=dict)     #: lane -> µs, where a call takes longer than others
-    aside: dict[str, float] = field(default_factory=dict)       #: until then, by our own clock in seconds
-    odd_hosts: dict[str, float] = field(default_factory=dict)   #: the same
+    shelved_offload_time: int = 0           #: seconds; 0: at once, negative: never
+    reclaim_interval: int = 0               #: seconds after which soft-deleted servers are deleted
+    resize_confirm_window: int = 0          #: seconds after which resizes are confirmed
+    allow_resize_to_same_host: bool = False
+    fence_host: Callable[[str], None] | None = None     #: makes sure that a host's guests are dead; raises a Problem
+    evacuation: EvacuationPolicy | None = None          #: hosts that went down are evacuated by themselves
+    lease_micros: Mapping[str, int] = field(default_factory=dict)       #: by lane, where a call takes longer
+    locked_servers: dict[str, float] = field(default_factory=dict)      #: whose rows are locked -> until, see retries
+    odd_hosts: dict[str, float] = field(default_factory=dict)       #: whose reports are taken in alone -> until
     heartbeats: Heartbeats = field(init=False)
     fault_point: Callable[[str, str, str], None] = no_fault
-    ring: Callable[[str], None] = no_ring
+    wake: Callable[[str], None] = no_wake   #: called after a commit that left something due at once, with its lane
 
     def __post_init__(self) -> None:
         self.heartbeats = Heartbeats(self.store, self.clock)
 
 
-class StepFailed(Exception):
-    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator; ``status`` is
-    that of a neighbour's refusal, for whom an answer waits."""
+@dataclass(kw_only=True)
+class Failure:
+    """How the failure of an action stands in its journal."""
 
-    def __init__(self, text: str, details: str = "", retryable: bool = False, status: int | None = None) -> None:
+    text: str
+    details: str = ""
+    retryable: bool = False
+    status: int | None = None
+    reason: FailureReason = FailureReason.UNSPECIFIED
+
+
+class StepFailed(Exception):
+    """A definite failure of a step. ``str()`` is safe for the tenant; ``details`` is for the operator; ``retryable``:
+    another host may succeed; ``status`` is that of an external service's refusal; ``reason``: what decisions go by."""
+
+    def __init__(self, text: str, details: str = "", retryable: bool = False, status: int | None = None,
+                 reason: FailureReason = FailureReason.UNSPECIFIED) -> None:
         super().__init__(text)
         self.details = details
         self.retryable = retryable
         self.status = status
+        self.reason = reason
+
+
+@dataclass(kw_only=True)
+class ActionData:
+    """What steps leave for later steps, in the action's journal; each workflow declares what its own leave.
+
+    Lists and dictionaries are replaced, never changed in place. None, or the default, is not written.
+    """
+
+    after: str | None = None                #: the action that this one has superseded
+    abort: str | None = None                #: an operator ends the action, and why
+    problem: Failure | None = None          #: what failed first
+    undo_failures: dict[str, str] = field(default_factory=dict)     #: step -> why it could not be undone
+    undo_failed: list[str] = field(default_factory=list)    #: the same as texts, which the release before reads
+    left_undone: str | None = None          #: what an external service has still to remove, and why
+    polls: int = 0                          #: how often steps that wait have looked
+
+    def __post_init__(self) -> None:
+        if self.undo_failed and not self.undo_failures:         # the release before wrote it
+            self.undo_failures = {step: why for step, _, why in (text.partition(": ") for text in self.undo_failed)}
+
+    def add_undo_failure(self, step: str, why: str) -> None:
+        """The undo of this step has failed definitely."""
+        self.undo_failures = {**self.undo_failures, step: why}
+        self.undo_failed = [*self.undo_failed, f"{step}: {why}"]
+
+    def clear_undo_failures(self) -> None:
+        """They were dealt with."""
+        self.undo_failures, self.undo_failed = {}, []
+
+
+Args = TypeVar("Args", bound=ActionArgs, covariant=True)
+Data = TypeVar("Data", bound=ActionData, covariant=True)
+
+
+def journal(data: ActionData, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The data as the journal has it, with what ``stored`` has of a later release."""
+    plain, default = to_wire(data), _default(cast(Hashable, type(data)))
+    kept = {name: value for name, value in stored.items() if name not in default}
+    return kept | {name: value for name, value in plain.items() if value != default[name]}
+
+
+@cache
+def _default(kind: Any) -> dict[str, Any]:
+    return dict(to_wire(kind()))
 
 
 @dataclass
-class Run:
-    """One action within one transaction: what is known of it, and what will be written.
-
-    claimed: the fitting that this transaction's claim got. verdicts: of builds on hosts, for ``allocations.judge``.
-    moved: what has become of the action's migration. pending: what a neighbour has still to remove, see
-    ``store.cleanups``. overlooked: what a neighbour said when it refused this step, which fails nothing any more.
-    """
+class Run(Generic[Args, Data]):
+    """One action within one transaction: what is known of it, and what will be written."""
 
     action: Row[Any]
     server: Row[Any]
-    data: dict[str, Any]
-    selection: Selection | None = None
-    problem: StepFailed | None = None
-    left: dict[str, Any] = field(default_factory=dict)     # by a call outside, for the transaction
-    paused: bool = False
-    woken: bool = False                                    # since it was taken; see ``store.actions.wake``
-    head: dict[str, Any] = field(default_factory=dict)
-    changes: dict[str, Any] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    commands: list[tuple[str, Command]] = field(default_factory=list)
-    claimed: Fitting | None = None
-    verdicts: list[tuple[str, int]] = field(default_factory=list)
-    moved: dict[str, Any] = field(default_factory=dict)
-    pending: list[dict[str, Any]] = field(default_factory=list)
-    overlooked: str = ""
+    args: Args
+    data: Data
+    selection: Selection | None = None                              #: the scheduler's proposal
+    problem: StepFailed | None = None                               #: the present step has failed
+    paused: bool = False                                            #: the present step is not over
+    woken: bool = False                                             #: since it was taken; see ``store.actions.wake``
+    head: dict[str, Any] = field(default_factory=dict)              #: changes of the action's row
+    changes: dict[str, Any] = field(default_factory=dict)           #: changes of the server's row
+    events: list[dict[str, Any]] = field(default_factory=list)      #: of the journal
+    commands: list[tuple[str, Command]] = field(default_factory=list)       #: host, command
+    claimed: HardwareAssignment | None = None                                  #: what this transaction's claim got
+    build_verdicts: list[tuple[str, int]] = field(default_factory=list)     #: for ``allocations.judge``
+    migration_changes: dict[str, Any] = field(default_factory=dict)         #: of the action's migration
+    cleanups: list[dict[str, Any]] = field(default_factory=list)    #: for external services, see ``store.cleanups``
+    is_left_off: bool = False               #: the action has failed, and the undo that starts the guest too
+    ignored_refusal: str = ""               #: what a service said when it refused this step, which fails nothing
 
     @property
     def attempt(self) -> int:
@@ -196,27 +208,34 @@ class Run:
 
     @property
     def fence(self) -> int:
-        """The server's number, counting what this transaction is about to write."""
+        """The server's fence, counting what this transaction is about to write."""
         return int(self.head.get("fence", self.action.fence))
 
+    def copy_data_to(self, other: AnyRun) -> None:
+        """Set in the data of the same action, as it is by now, what a call or ``prepare`` has changed here."""
+        before = from_wire(type(self.data), self.action.data)
+        for one in fields(before):
+            if (value := getattr(self.data, one.name)) != getattr(before, one.name):
+                setattr(other.data, one.name, value)
+
     def raise_fence(self) -> None:
-        """The server's place changes: whoever acts under the old number is refused from now on."""
+        """The server's place changes: whoever acts under the old fence is refused from now on."""
         self.head["fence"] = self.changes["fence"] = self.fence + 1
 
     def set(self, **values: Any) -> None:
         """Change the server."""
         self.changes.update(values)
 
-    def move(self, **values: Any) -> None:
-        """Change the record of the move."""
-        self.moved.update(values)
+    def set_migration(self, **values: Any) -> None:
+        """Change the record of the migration."""
+        self.migration_changes.update(values)
 
     @property
-    def fitting(self) -> Fitting | None:
+    def assignment(self) -> HardwareAssignment | None:
         """Which parts of its host the guest holds, counting what this transaction has claimed."""
         if "host" in self.changes:
             return self.claimed
-        return from_wire(Fitting, self.server.fitting) if self.server.fitting else None
+        return from_wire(HardwareAssignment, self.server.assignment) if self.server.assignment else None
 
     @property
     def is_repeated(self) -> bool:
@@ -232,52 +251,51 @@ class Run:
         """What was sealed when the action was accepted."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
-    def due(self, step: str | None, **head: Any) -> None:
+    def continue_at(self, step: str | None, **head: Any) -> None:
         """A conductor should go on at this step, at once."""
-        self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, data=self.data, **head)
+        self.head.update(state="due", due_at=now(), step=step, owner=None, lease_until=None, **head)
 
-    def become(self, workflow: str) -> None:
-        """Another story goes on from here: one that has a step of the same name."""
+    def switch_workflow(self, workflow: str) -> None:
+        """Another workflow goes on from here: one that has a step of the same name."""
         self.paused = True
-        self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None, data=self.data)
+        self.head.update(state="due", due_at=now(), workflow=workflow, owner=None, lease_until=None)
 
-    def fail(self, text: str, details: str = "", retryable: bool = False, status: int | None = None) -> None:
+    def fail(self, text: str, details: str = "", retryable: bool = False, status: int | None = None,
+             reason: FailureReason = FailureReason.UNSPECIFIED) -> None:
         """This step definitely failed."""
-        self.problem = StepFailed(text, details, retryable, status)
+        self.problem = StepFailed(text, details, retryable, status, reason)
 
-    def remember(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
-        """A neighbour has this still to remove, or to put right; the action goes on without it."""
-        self.pending.append({"kind": kind, "target": target, "place": place, "args": args, "why": why,
-                             "server_id": self.server.id, "project_id": self.server.project_id})
+    def add_cleanup(self, kind: str, target: str, why: str, place: str = "", **args: Any) -> None:
+        """An external service has this still to remove, or to put right; the action goes on without it."""
+        self.cleanups.append({"kind": kind, "target": target, "place": place, "args": args, "why": why,
+                              "server_id": self.server.id, "project_id": self.server.project_id})
 
     @contextmanager
-    def cleaning(self, kind: str, target: str, place: str = "", **args: Any) -> Iterator[None]:
-        """Calls that clean up at a neighbour, after the pivot or on the way back. What it refuses, or does not answer
-        for too long, is remembered as a pending cleanup."""
+    def cleanup_on_failure(self, kind: str, target: str, place: str = "", **args: Any) -> Iterator[None]:
+        """Calls that clean up at an external service, after the pivot or on the way back. What it refuses, or does not
+        answer for too long, is written down as a pending cleanup."""
         try:
             yield
         except errors.Unavailable as problem:
-            if self.action.sends < PATIENCE:
+            if self.action.sends < MAX_CLEANING_TRIES:
                 raise
-            self.remember(kind, target, problem.text, place, **args)
+            self.add_cleanup(kind, target, problem.text, place, **args)
         except errors.Problem as problem:
-            self.remember(kind, target, problem.text, place, **args)
+            self.add_cleanup(kind, target, problem.text, place, **args)
 
     @property
-    def left_undone(self) -> str | None:
+    def cleanup_message(self) -> str | None:
         """Why this step left something to a pending cleanup; None: it did not."""
-        told = dict.fromkeys([*(one["why"] for one in self.pending), self.overlooked])
-        return " ".join(filter(None, told)) or None
+        texts = dict.fromkeys([*(one["why"] for one in self.cleanups), self.ignored_refusal])
+        return " ".join(filter(None, texts)) or None
 
-    def again_in(self, micros: int, **data: Any) -> None:
+    def retry_in(self, micros: int) -> None:
         """Leave the step as it is and look again later; at once when something has happened meanwhile."""
         self.paused = True
-        self.data.update(data)
-        self.head.update(state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None,
-                         data=self.data)
+        self.head.update(state="due", due_at=now() + (0 if self.woken else micros), owner=None, lease_until=None)
 
-    def note(self, step: str, event: str, host: str | None = None, message: str | None = None,
-             details: str | None = None) -> None:
+    def record_event(self, step: str, event: str, host: str | None = None, message: str | None = None,
+                     details: str | None = None) -> None:
         """Add an event to the journal; the action is locked."""
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
@@ -286,9 +304,12 @@ class Run:
                             "at": self.action.locked_at})
 
     def command(self, host: str, step: str, verb: str, args: dict[str, Any]) -> None:
-        """Send a command when the transaction has committed; the session is filled in by the runner."""
+        """Send a command when the transaction has committed; the runner fills the session in."""
         self.commands.append((host, Command(self.action.id, step, self.attempt, self.server.id, self.fence, 0, verb,
                                             args)))
+
+
+AnyRun = Run[Any, Any]
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
@@ -297,71 +318,105 @@ def fault_of(tx: Connection, problem: StepFailed) -> dict[str, Any]:
             "created": moment(tx)}
 
 
-DEBT = "debt"                #: stands for the action in the key of a command that pays a debt
+DEBT = "debt"                #: stands for the action in the key of a command that asks for a debt
 
 
 def debt_command(server: str, fence: int, session: int = 0, keeps_files: bool = False) -> Command:
-    """The command that asks a host to pay a debt; paying is a level, so the fence is its attempt."""
+    """The command that asks a host to remove a guest; removing is a level, so the fence is its attempt."""
     args = {"keep_files": True} if keeps_files else {}
     return Command(DEBT, server, fence, server, fence, session, "ensure_absent", args)
 
 
-Apply = Callable[[Connection, Engine, Sequence[Run]], None]
+@dataclass(frozen=True)
+class StepEvents:
+    """Names of the notifications about a step."""
+
+    started: tuple[str, ...] = ()
+    succeeded: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+StepArgs = TypeVar("StepArgs", bound=ActionArgs, contravariant=True)
+StepData = TypeVar("StepData", bound=ActionData, contravariant=True)
+Verb = tuple[str, dict[str, Any]]           #: a verb of the agent and its arguments
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step; ``why`` says in a sentence why it stands where it stands.
-
-    Here: ``propose(engine, runs)`` outside and without any effect, ``apply(tx, engine, runs)`` inside the transaction.
-    Outside: ``outside(engine, run)`` calls a ``neighbour``; it is journalled as started before, runs in that one's lane
-    (a slow neighbour delays only what needs it), beside others, can be repeated, and may call ``run.fail``; then
-    ``apply``. A step's name belongs to one lane. After the pivot a refusal fails nothing: see ``endings.overlook``.
-    On a host: ``command(engine, run) -> (verb, args)`` for the server's host, or the one that ``at(run)`` names,
-    ``before(tx, runs)`` in the transaction that sends it, ``done(tx, run, result)`` in the one that takes the result
-    in. ``abandon``: it starts no guest, so that a host that goes down meanwhile has definitely failed it;
-    ``dead_is_done``: proof that the host's guests are dead is as good as its success. ``reads_source``: it needs what
-    the host has that the server leaves. ``final``: its failure is not the chosen host's, and no other would help.
-    ``undo(tx, engine, run)`` removes what this action made; where that needs a host or a neighbour, ``undo_command``
-    and ``undo_outside`` do. ``needed(run)``: whether this action has the step at all. ``pivot``: no way back from here.
-    """
+class Step(Generic[StepArgs, StepData]):
+    """One step: all that is known of it. It works in the transaction, or calls a service first, or is a command."""
 
     name: str
-    why: str
-    propose: Callable[[Engine, Sequence[Run]], None] | None = None
-    apply: Apply | None = None
-    command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
-    before: Callable[[Connection, Sequence[Run]], None] | None = None
-    done: Callable[[Connection, Run, Result], None] | None = None
-    at: Callable[[Run], str | None] | None = None
-    abandon: bool = False
-    dead_is_done: bool = False
+    why: str                    #: why it stands where it stands, in a sentence
+    #: Is the step part of this action? None: always.
+    condition: Callable[[Run[StepArgs, StepData]], bool] | None = None
+    #: Outside the transaction, and without any effect; in the lane INSIDE.
+    prepare: Callable[[Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
+    #: In the transaction.
+    apply: Callable[[Connection, Engine, Sequence[Run[StepArgs, StepData]]], None] | None = None
+    #: Calls an external service: journalled as started before, beside others, in the lane of the service, which is the
+    #: same for all steps of this name. It can be repeated and may call ``run.fail``; then ``apply``. After the pivot a
+    #: refusal fails nothing, see ``runner.ignore_refusals``.
+    call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
+    lane: Lane = Lane.IMAGE
+    #: A command to a host.
+    command: Callable[[Engine, Run[StepArgs, StepData]], Verb] | None = None
+    #: The host of the command; None: the server's.
+    host_of: Callable[[Run[StepArgs, StepData]], str | None] | None = None
+    #: In the transaction that sends the command.
+    on_start: Callable[[Connection, Sequence[Run[StepArgs, StepData]]], None] | None = None
+    #: In the transaction that takes the command's result in.
+    on_result: Callable[[Connection, Run[StepArgs, StepData], Result], None] | None = None
+    #: The command starts no guest: a host that goes down meanwhile has definitely failed it.
+    fails_when_host_down: bool = False
+    #: Proof that the host's guests are dead is as good as the command's success.
+    done_when_host_dead: bool = False
+    #: The command needs what the host has that the server leaves.
     reads_source: bool = False
-    final: bool = False
-    outside: Callable[[Engine, Run], None] | None = None
-    neighbour: str = "image"
-    undo: Callable[[Connection, Engine, Run], None] | None = None
-    undo_command: Callable[[Engine, Run], tuple[str, dict[str, Any]]] | None = None
-    undo_outside: Callable[[Engine, Run], None] | None = None
-    needed: Callable[[Run], bool] | None = None
+    #: Its failure is not the chosen host's: another host would not help.
+    fails_on_any_host: bool = False
+    #: Removes in the transaction what the step made.
+    undo: Callable[[Connection, Engine, Run[StepArgs, StepData]], None] | None = None
+    #: Removes on the host what the step made.
+    undo_command: Callable[[Engine, Run[StepArgs, StepData]], Verb] | None = None
+    #: Removes at the service what the step made.
+    undo_call: Callable[[Engine, Run[StepArgs, StepData]], None] | None = None
+    #: Its undo starts the guest that the action stopped: where it has failed, the guest is off.
+    undo_starts_guest: bool = False
+    #: There is no way back from here.
     pivot: bool = False
+    #: What is told of it, beside what is told of the whole action (``common.notifications.events``).
+    events: StepEvents = StepEvents()
 
-    def host(self, run: Run) -> str | None:
+    def host(self, run: Run[StepArgs, StepData]) -> str | None:
         """Where its command goes, and the one that undoes it."""
-        return self.at(run) if self.at is not None else run.host
+        return self.host_of(run) if self.host_of is not None else run.host
+
+    def is_skipped(self, run: Run[StepArgs, StepData]) -> bool:
+        """Is the step no part of this action?"""
+        return self.condition is not None and not self.condition(run)
 
 
-def back_as_before(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+AnyStep = Step[Any, Any]
+
+
+def keep_state(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
     """The usual end of a failed action: the server keeps the state it had."""
 
 
+WorkflowArgs = TypeVar("WorkflowArgs", bound=ActionArgs)
+WorkflowData = TypeVar("WorkflowData", bound=ActionData)
+
+
 @dataclass(frozen=True)
-class Workflow:
-    """A story: its steps, and what its failure means for the server; ``failed`` may begin it again by ``run.due``."""
+class Workflow(Generic[WorkflowArgs, WorkflowData]):
+    """What it is given, what its steps leave, its steps, and what its failure means for the server."""
 
     name: str
-    steps: tuple[Step, ...]
-    failed: Callable[[Connection, Engine, Run, StepFailed], None] = back_as_before
+    args: type[WorkflowArgs]
+    data: type[WorkflowData]
+    steps: tuple[Step[WorkflowArgs, WorkflowData], ...]
+    #: May begin it again by ``run.continue_at``.
+    failed: Callable[[Connection, Engine, Run[WorkflowArgs, WorkflowData], StepFailed], None] = keep_state
     version: int = 1
 
     def index(self, step: str | None) -> int:
@@ -374,3 +429,13 @@ class Workflow:
             if step in (None, known.name):
                 return number
         raise LookupError(f"{self.name} has no step {step} in this release")
+
+    def run(self, action: Row[Any], server: Row[Any], **more: Any) -> Run[WorkflowArgs, WorkflowData]:
+        """An action of this workflow, as its row has it.
+
+        Raises:
+            TypeError, ValueError: the row has no arguments, or no data, of this workflow.
+        """
+        if not isinstance(action.args, dict) or not isinstance(action.data, dict):
+            raise TypeError("its arguments or its data are no dictionary")
+        return Run(action, server, from_wire(self.args, action.args), from_wire(self.data, action.data), **more)

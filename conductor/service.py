@@ -3,8 +3,8 @@
 
 One thread advances due actions, and one more for each neighbour those that stand before a call to it; one takes in
 what agents say, one of the transport answers their heartbeats, one sweeps once a second, one carries out pending
-cleanups. A doorbell or a sync wakes its thread; what piles up while a round runs is the next round's list. Calls to a
-neighbour are made several at a time.
+cleanups. A wakeup message or a sync wakes its thread; what piles up while a round runs is the next round's list. Calls
+to a neighbour are made several at a time.
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from oslo_config import cfg
 
-from common import errors, service
-from common.clients.identity import Identity
+from common import errors, image_tickets, service, tls
+from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.clock import SECOND, Clock
-from common.image_tickets import MOST, Gateway, Tickets
+from common.image_tickets import MOST, Gateway
 from common.models import (
     Access,
     Command,
@@ -36,7 +36,8 @@ from common.models import (
     Sync,
     SyncAnswer,
 )
-from common.notifications.options import Telling
+from common.notifications.options import NotificationSettings
+from common.notifications.periods import Periods
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
@@ -44,27 +45,28 @@ from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide
 from common.rpc.notifier import Notifier
 from common.rpc.transport import Transport
-from common.store import actions, host_keys, hosts, services
-from common.store.allocations import Patience
 from common.store.engine import Connection, Store
-from common.store.version import await_fitting, guarded
+from common.store.hosts import host_keys, hosts, services
+from common.store.placement.allocations import FailedBuildLimit
+from common.store.servers import actions
+from common.store.version import await_version, guarded
 from common.vault import Vault
-from conductor import cleanups, fencing, ha, lanes, reports, runner
-from conductor.calls import one_by_one
-from conductor.freshness import Freshness
-from conductor.image_service import ImageService
-from conductor.network_service import NetworkService
-from conductor.saga import Engine, Run
+from conductor import automatic_evacuation, cleanups, fencing_hook, lanes, reports, runner
+from conductor.automatic_evacuation import EvacuationPolicy
+from conductor.host_actions import HostActions
+from conductor.notification_sender import NotificationSender
+from conductor.saga import AnyRun, Engine, Lane, one_by_one
+from conductor.service_clients import ImageService, NetworkService, ShareService
 from conductor.sweep import Watch, sweep
-from conductor.telling import Teller
-from conductor.workflows.evacuate import FENCING
+from conductor.sync_cookies import SyncCookies
 
 log = logging.getLogger(__name__)
-SWEEP = 1.0
-CLEANUP = 5.0
-SYNC_PATIENCE = 20.0
-LOOPBACK_LIMIT = 5.0
-ALL_AT_ONCE = 256
+SWEEP_SECONDS = 1.0
+LOOK_SECONDS = 1.0          #: after which due actions are looked for without being woken
+CLEANUP_SECONDS = 5.0
+SYNC_TIMEOUT_SECONDS = 20.0
+LOOPBACK_SECONDS = 5.0
+MAX_SYNCS = 256
 NO_SECRET = ("kilonova-conductor: there is no [host_keys] command_secret to make the keys of hosts with: set any long "
              "random text, the same for all conductors and on no other machine")
 T = TypeVar("T")
@@ -72,11 +74,11 @@ STOPPING = "This conductor is stopping; ask again."
 
 
 class Messages:
-    """The real post: RPC clients, and tickets for hosts that read or write images."""
+    """RPC clients (``external_services.Messaging``), and tickets for hosts that read or write images."""
 
     def __init__(self, transport: Transport, link: ControlSide, gateway: Gateway) -> None:
-        self._agents = agent_rpc.Client(link)
-        self._scheduler = scheduler_rpc.Client(transport)
+        self._agents = agent_rpc.AgentClient(link)
+        self._scheduler = scheduler_rpc.SchedulerClient(transport)
         self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
@@ -113,16 +115,16 @@ def _parts(items: list[T]) -> list[list[T]]:
     return [items[at:at + MOST] for at in range(0, len(items), MOST)]
 
 
-class Spread:
-    """Makes several calls at a time (``saga.Spread``), for each neighbour in a pool of its own."""
+class CallPools:
+    """Makes several calls at a time (``saga.CallPool``), for each lane in a pool of its own."""
 
     def __init__(self, calls: int) -> None:
         self._pools = {lane: ThreadPoolExecutor(calls, thread_name_prefix=lane) for lane in lanes.LANES}
 
-    def __call__(self, neighbour: str, call: Callable[[Run], None], runs: Sequence[Run]) -> list[Exception | None]:
+    def __call__(self, lane: str, call: Callable[[AnyRun], None], runs: Sequence[AnyRun]) -> list[Exception | None]:
         if len(runs) == 1:
-            return one_by_one(neighbour, call, runs)
-        begun = [self._pools[neighbour].submit(call, run) for run in runs]
+            return one_by_one(lane, call, runs)
+        begun = [self._pools[lane].submit(call, run) for run in runs]
         return [future.exception() for future in begun]  # type: ignore[misc]  # calls raise nothing but Exceptions
 
     def close(self) -> None:
@@ -132,42 +134,43 @@ class Spread:
 
 
 class Conductor:
-    """What the process serves (``common.rpc.conductor.Conductor``) and the loops of its threads."""
+    """What the process serves (``common.rpc.conductor.ConductorApi``) and the loops of its threads."""
 
-    def __init__(self, engine: Engine, post: Messages, freshness: Freshness, teller: Teller | None = None) -> None:
-        self.engine, self._post, self._freshness, self._teller = engine, post, freshness, teller
+    def __init__(self, engine: Engine, messages: Messages, cookies: SyncCookies,
+                 notifications: NotificationSender | None = None) -> None:
+        self.engine, self._messages, self._cookies, self._notifications = engine, messages, cookies, notifications
         self._outside = {lane: threading.Event() for lane in lanes.LANES}
-        self._rung, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._woken, self._spoken, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
         self._heard: set[str] = set()
-        self._own_ring_at: float | None = None
-        engine.ring = self._wake
+        self._own_message_at: float | None = None
+        engine.wake = self._wake
 
     def _wake(self, lane: str) -> None:
         """Some action is due in this lane."""
-        self._outside.get(lane, self._rung).set()
+        self._outside.get(lane, self._woken).set()
 
-    def ring(self, neighbours: bool = False) -> None:
-        self._rung.set()
+    def wake(self, neighbours: bool = False) -> None:
+        self._woken.set()
         if neighbours:
-            for rung in self._outside.values():
-                rung.set()
+            for woken in self._outside.values():
+                woken.set()
 
     def loop_back(self) -> None:
         """Our own message came back: the broker works."""
-        self._own_ring_at = self.engine.clock.monotonic()
-        self._rung.set()
+        self._own_message_at = self.engine.clock.monotonic()
+        self._woken.set()
 
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        if not self._freshness.is_fresh(request.host, request.session or self._session(request.host), request.cookie):
-            return SyncAnswer(0, cookie=self._freshness.cookie(request.host, self._session(request.host))), None
+        if not self._cookies.is_fresh(request.host, request.session or self._session(request.host), request.cookie):
+            return SyncAnswer(0, cookie=self._cookies.cookie(request.host, self._session(request.host))), None
         given, access = self._sync(request)
         session = given.session or self._session(request.host)
-        return replace(given, cookie=self._freshness.cookie(request.host, session)), access
+        return replace(given, cookie=self._cookies.cookie(request.host, session)), access
 
     def _session(self, host: str) -> int:
-        """The session in force of a host that says hello, or is to."""
+        """The session in force of a host that registers, or is to."""
         return self.engine.store.read(lambda tx: hosts.sessions(tx, [host])).get(host, 0)
 
     def _sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
@@ -177,28 +180,29 @@ class Conductor:
                 raise errors.Unavailable(STOPPING)
             self._inbox.append((request, answer))
         self._spoken.set()
-        given = answer.result(timeout=SYNC_PATIENCE)
+        given = answer.result(timeout=SYNC_TIMEOUT_SECONDS)
         try:
-            return given, self._post.access_for(request.host, given.commands)
+            return given, self._messages.access_for(request.host, given.commands)
         except errors.Unavailable as problem:
             log.warning("commands for host %s wait: %s", request.host, problem)
             return replace(given, commands=[]), None
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
-        is_fresh = self._freshness.is_fresh(beat.host, beat.session, beat.cookie)
+        is_fresh = self._cookies.is_fresh(beat.host, beat.session, beat.cookie)
         nothing = is_fresh and self.engine.heartbeats.answer(beat)
         if nothing:
             self._hear(beat.host)
-        return HeartbeatAnswer(nothing, self._freshness.cookie(beat.host, beat.session))
+        return HeartbeatAnswer(nothing, self._cookies.cookie(beat.host, beat.session))
 
     def _hear(self, host: str) -> None:
         with self._lock:
             self._heard.add(host)
 
-    def advance(self, lane: str, rung: threading.Event) -> None:
-        """Loop: bring a lane's due actions on, while there may be more of them, then wait for the bell or a second."""
+    def advance(self, lane: str, woken: threading.Event) -> None:
+        """Loop: bring a lane's due actions on, while there may be more of them, then wait to be woken or for a
+        second."""
         while not self._stop.is_set():
-            rung.clear()
+            woken.clear()
             try:
                 while runner.advance(self.engine, lane) >= self.engine.batch and not self._stop.is_set():
                     pass
@@ -206,15 +210,15 @@ class Conductor:
                 log.warning("due actions wait: %s", problem)
             except Exception:
                 log.exception("a round of the runner failed; the next begins in a second")
-            rung.wait(SWEEP)
+            woken.wait(LOOK_SECONDS)
 
     def take_reports(self) -> None:
         """Loop: answer the syncs that have come in since the last round."""
         while not self._stop.is_set():
-            self._spoken.wait(SWEEP)
+            self._spoken.wait(SWEEP_SECONDS)
             self._spoken.clear()
             with self._lock:
-                batch, self._inbox = self._inbox[:ALL_AT_ONCE], self._inbox[ALL_AT_ONCE:]
+                batch, self._inbox = self._inbox[:MAX_SYNCS], self._inbox[MAX_SYNCS:]
                 if self._inbox:
                     self._spoken.set()
             if batch:
@@ -234,17 +238,17 @@ class Conductor:
                 self._hear(sync.host)
             future.set_result(answer)
         if any(sync.session == 0 for sync, _ in batch):
-            self._rung.set()        # a host that was booted anew has its guests started
+            self._woken.set()        # a host that was booted anew has its guests started
 
-    def sweep(self, bell: conductor_rpc.Bell) -> None:
+    def sweep(self, wakeup: conductor_rpc.ConductorWakeup) -> None:
         """Loop: once a second."""
         watch = Watch()
-        while not self._stop.wait(SWEEP):
-            bell.ring()
+        while not self._stop.wait(SWEEP_SECONDS):
+            wakeup.wake()
             with self._lock:
                 heard, self._heard = self._heard, set()
-            own = self._own_ring_at
-            hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_LIMIT
+            own = self._own_message_at
+            hears = own is not None and self.engine.clock.monotonic() - own < LOOPBACK_SECONDS
             try:
                 sweep(self.engine, watch, heard, hears)
             except errors.Unavailable as problem:
@@ -256,38 +260,52 @@ class Conductor:
 
     def clean_up(self) -> None:
         """Loop: what neighbours have still to remove."""
-        while not self._stop.wait(CLEANUP):
+        while not self._stop.wait(CLEANUP_SECONDS):
             try:
-                while cleanups.retry(self.engine) >= cleanups.AT_ONCE and not self._stop.is_set():
+                while cleanups.retry(self.engine) >= cleanups.BATCH_SIZE and not self._stop.is_set():
                     pass
             except errors.Unavailable as problem:
                 log.warning("pending cleanups wait: %s", problem)
             except Exception:
-                log.exception("a round of cleanups failed; the next begins in %d seconds", CLEANUP)
+                log.exception("a round of cleanups failed; the next begins in %d seconds", CLEANUP_SECONDS)
 
-    def tell(self, teller: Teller) -> None:
-        """Loop: what others are to be told."""
-        while not self._stop.wait(SWEEP):
+    def act_on_hosts(self, actions: HostActions) -> None:
+        """Loop: bring drains and evacuations on."""
+        while not self._stop.wait(SWEEP_SECONDS):
             try:
-                while teller.tell() and not self._stop.is_set():
+                actions.advance()
+            except errors.Unavailable as problem:
+                log.warning("actions on hosts wait: %s", problem)
+            except Exception:
+                log.exception("a round of the actions on hosts failed; the next begins in a second")
+        with suppress(errors.Unavailable):      # the lease runs out by itself
+            actions.close()
+
+    def send_notifications(self, sender: NotificationSender) -> None:
+        """Loop: send what the outbox has."""
+        while not self._stop.wait(SWEEP_SECONDS):
+            try:
+                sender.audit_usage()
+                while sender.send_batch() and not self._stop.is_set():
                     pass
             except errors.Unavailable as problem:
                 log.warning("notifications wait: %s", problem)
             except Exception:
                 log.exception("a round of notifications failed; the next begins in a second")
         with suppress(errors.Unavailable):      # the lease runs out by itself
-            teller.let_go()
+            sender.release()
 
-    def start(self, bell: conductor_rpc.Bell) -> list[threading.Thread]:
+    def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
         """Start the threads."""
         loops: list[tuple[str, Callable[[], None]]] = [
-            ("runner", lambda: self.advance(lanes.INSIDE, self._rung)),
+            ("runner", lambda: self.advance(lanes.INSIDE, self._woken)),
             ("reports", self.take_reports),
-            ("sweep", lambda: self.sweep(bell)),
+            ("sweep", lambda: self.sweep(wakeup)),
             ("cleanups", self.clean_up),
-            *((lane, partial(self.advance, lane, rung)) for lane, rung in self._outside.items())]
-        if self._teller is not None:
-            loops.append(("notifications", partial(self.tell, self._teller)))
+            ("host actions", partial(self.act_on_hosts, HostActions(self.engine))),
+            *((lane, partial(self.advance, lane, woken)) for lane, woken in self._outside.items())]
+        if self._notifications is not None:
+            loops.append(("notifications", partial(self.send_notifications, self._notifications)))
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
         for thread in threads:
             thread.start()
@@ -300,55 +318,68 @@ class Conductor:
             left, self._inbox = self._inbox, []
         for _, answer in left:
             answer.set_exception(errors.Unavailable(STOPPING))
-        self.ring(neighbours=True)
+        self.wake(neighbours=True)
         self._spoken.set()
+
+
+def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSender:
+    """What sends notifications, as configured."""
+    options = conf.notifications
+    return NotificationSender(
+        engine.store, engine.clock, Notifier(conf), engine.owner, options.notification_format, options.outbox_limit,
+        audit=Periods.of(conf.instance_usage_audit_period) if conf.instance_usage_audit else None)
+
+
+def _check(conf: cfg.ConfigOpts) -> None:
+    """Ends the process where options do not go together."""
+    if refused := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
+        sys.exit(f"kilonova-conductor: {refused}")
+    if not conf.host_keys.command_secret:
+        sys.exit(NO_SECRET)
+    tls.of_url(conf, "[image_gateway] url", conf.image_gateway.url)
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, start the threads; returns what closes them."""
-    if refused := ha.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
-        sys.exit(f"kilonova-conductor: {refused}")
-    if not conf.host_keys.command_secret:
-        sys.exit(NO_SECRET)
+    _check(conf)
     owner, identity_file = service.own_name(conf.state_dir, "conductor", conf.host)
-    telling = Telling.of(conf)
-    store = guarded(Store.opened(conf.database, telling=telling))
-    await_fitting(store)
+    settings = NotificationSettings.of(conf)
+    store = guarded(Store.opened(conf, notifications=settings))
+    await_version(store)
     transport, link = Transport(conf), ControlSide(opener(conf), host_keys.of_all(store, conf))
-    identity, spread = Identity(conf), Spread(conf.network.calls)
-    post = Messages(transport, link, Gateway(conf.image_gateway.url, Tickets(Vault(conf.secret_key))))
+    identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
+    messages = Messages(transport, link, Gateway(conf.image_gateway.url, image_tickets.configured(conf)))
     engine = Engine(
-        store, Clock(), post, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
+        store, Clock(), messages, owner, batch=conf.conductor.batch, max_attempts=conf.conductor.max_attempts,
         shutdown_timeout=conf.agent.shutdown_timeout, host_silence=conf.conductor.host_silence,
-        images=ImageService(identity), spread=spread,
+        images=ImageService(identity), call_pool=calls,
         networks=NetworkService(identity, Bindings(identity.network_url, conf.network.timeout)),
-        vif_plugging_timeout=conf.network.vif_plugging_timeout,
-        vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal, vault=Vault(conf.secret_key),
-        patience=Patience(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
-        default_zone=conf.scheduler.default_availability_zone,
-        shelved_offload_time=conf.shelved_offload_time, reclaim_interval=conf.reclaim_instance_interval,
-        resize_confirm_window=conf.conductor.resize_confirm_window,
-        may_resize_here=conf.conductor.allow_resize_to_same_host,
-        fence=fencing.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
-        ha=ha.Policy(conf.ha.after, conf.ha.max_hosts) if conf.ha.evacuate else None,
-        leases={FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND})
+        shares=ShareService(identity, conf.share.timeout), share_timeout=conf.share.apply_timeout,
+        vif_plugging_timeout=conf.network.vif_plugging_timeout, vault=Vault(conf.secret_key),
+        vif_plugging_is_fatal=conf.network.vif_plugging_is_fatal,
+        failed_build_limit=FailedBuildLimit(conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause),
+        default_zone=conf.scheduler.default_availability_zone, reclaim_interval=conf.reclaim_instance_interval,
+        shelved_offload_time=conf.shelved_offload_time, resize_confirm_window=conf.conductor.resize_confirm_window,
+        allow_resize_to_same_host=conf.conductor.allow_resize_to_same_host,
+        fence_host=fencing_hook.hook(conf.conductor.fencing_hook, conf.conductor.fencing_timeout),
+        evacuation=EvacuationPolicy(conf.ha.after, conf.ha.max_hosts) if conf.ha.evacuate else None,
+        lease_micros={Lane.FENCING: actions.LONG_LEASE + conf.conductor.fencing_timeout * SECOND})
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
         services.enrol(tx, conf.host, services.CONDUCTOR)
     store.write(settle_in)
-    conductor = Conductor(engine, post, Freshness(conf.host_keys.command_secret), Teller(
-        store, engine.clock, Notifier(conf), owner, conf.notifications.notification_format,
-        conf.notifications.outbox_limit) if telling else None)
+    conductor = Conductor(engine, messages, SyncCookies(conf.host_keys.command_secret),
+                          _notification_sender(conf, engine) if settings else None)
     conductor_rpc.serve(transport, owner, conductor)
     conductor_rpc.listen(link, conductor)
-    threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
+    threads = conductor.start(conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back"))
 
     def close() -> None:
         conductor.close()
         for thread in threads:
             thread.join(timeout=5)
-        spread.close()
+        calls.close()
         link.close()
         transport.close()
         store.close()

@@ -18,18 +18,19 @@ from common import errors, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.models import Result
-from common.store import actions, migrations, services
 from common.store.engine import Connection, Row
-from conductor import ha, lanes, prefetch, reports, retries, runner
-from conductor.heartbeats import SOON
+from common.store.hosts import services
+from common.store.servers import actions, migrations
+from conductor import automatic_evacuation, lanes, prefetch, reports, retries, runner
+from conductor.heartbeats import COMPARE_SOON_SECONDS
 from conductor.saga import Engine
 
 log = logging.getLogger(__name__)
 _RECLAIM = dataclasses.replace(states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False)
 _OFFLOAD, _CONFIRM = states.row("shelveOffload"), states.row("confirmResize")
-JUMP = 5.0                   #: seconds by which the database's clock may run apart from ours between sweeps
+MAX_CLOCK_DIFFERENCE_SECONDS = 5.0      #: by which the database's clock may run apart from ours between sweeps
 #: Seconds in which nothing is begun because its time is over, after a jump: at least and at most.
-LEAST_DOUBT, MOST_DOUBT = 60.0, 3600.0
+MIN_DOUBT_SECONDS, MAX_DOUBT_SECONDS = 60.0, 3600.0
 
 
 @dataclass
@@ -69,7 +70,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
     before, down, doubtful = engine.store.write(work)
     if (before or 0) < watch.beaten_at:
         log.warning("the database has forgotten when this conductor was seen last: it was set back, by a fail-over "
-                    "or a restore; all hosts tell what they have within %.0f s", SOON)
+                    "or a restore; all hosts tell what they have within %.0f s", COMPARE_SOON_SECONDS)
         engine.heartbeats.compare_all()
     watch.beaten_at = watch.database_at or 0
     if moment >= watch.doubted_until:
@@ -77,7 +78,7 @@ def sweep(engine: Engine, watch: Watch, heard: Collection[str], hears_itself: bo
         if patient:
             _evacuate(engine, watch, moment)
     fail_where_nothing_comes(engine)
-    if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD:
+    if watch.prefetched_at is None or moment - watch.prefetched_at >= prefetch.PERIOD_SECONDS:
         watch.prefetched_at = moment
         prefetch.prefetch(engine)
     engine.fault_point("sweep", "judge", "committed")
@@ -95,9 +96,9 @@ def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
     database = engine.store.now()
     jump = 0.0 if watch.database_at is None else (database - watch.database_at) / SECOND - (moment - watch.monotonic_at)
     watch.database_at, watch.monotonic_at = database, moment
-    if abs(jump) <= JUMP:
+    if abs(jump) <= MAX_CLOCK_DIFFERENCE_SECONDS:
         return False
-    doubt = min(max(abs(jump), LEAST_DOUBT), MOST_DOUBT)
+    doubt = min(max(abs(jump), MIN_DOUBT_SECONDS), MAX_DOUBT_SECONDS)
     watch.doubted_until = max(watch.doubted_until, moment + doubt)
     log.warning("the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
                 "its age; see the time service of the database's machine", jump, doubt)
@@ -107,11 +108,12 @@ def _look_at_clock(engine: Engine, watch: Watch, moment: float) -> bool:
 def _evacuate(engine: Engine, watch: Watch, moment: float) -> None:
     """Empty hosts that went down, every few seconds, where the operator wants that; not before each host had the time
     to be heard by this conductor."""
-    if engine.ha is None or (watch.evacuated_at is not None and moment - watch.evacuated_at < ha.PERIOD):
+    if engine.evacuation is None:
+        return
+    if watch.evacuated_at is not None and moment - watch.evacuated_at < automatic_evacuation.PERIOD_SECONDS:
         return
     watch.evacuated_at = moment
-    if ha.evacuate(engine.store, engine.ha):
-        engine.ring(lanes.INSIDE)
+    automatic_evacuation.evacuate(engine.store, engine.evacuation)
 
 
 def begin_due(engine: Engine) -> None:
@@ -133,11 +135,11 @@ def begin_due(engine: Engine) -> None:
 def fail_where_nothing_comes(engine: Engine) -> None:
     """Commands at hosts whose guests are dead have failed; so have those that start nothing, at hosts that are down,
     and those that need the files of a host that was forced down."""
-    for row in engine.store.read(lambda tx: actions.waiting_in_vain(tx, lanes.ABANDONED, engine.batch)):
+    for row in engine.store.read(lambda tx: actions.commands_on_dead_hosts(tx, lanes.FAILING_WITH_HOST, engine.batch)):
         told = ("Host {} was forced down before it had answered." if row.dead else
                 "Host {} went down before it had answered.").format(row.host)
         _give_up(engine, row, "dead" if row.dead else "failed", told, retryable=True)
-    for row in engine.store.read(lambda tx: migrations.reading_from_the_dead(tx, lanes.READING, engine.batch)):
+    for row in engine.store.read(lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, engine.batch)):
         _give_up(engine, row, "failed", f"Host {row.source}, which has the server's files, was forced down.",
                  retryable=False)
 
@@ -152,7 +154,7 @@ def _give_up(engine: Engine, row: Row[Any], status: str, told: str, retryable: b
         raise
     except Exception as problem:
         log.exception("action %s waits in vain, and that cannot be written down; it is tried again", row.id)
-        retries.count(engine, row, problem)
+        retries.count_exception(engine, row, problem)
         return
     log.warning("action %s does not wait any longer: %s", row.id, told)
     runner.send(engine, written)
@@ -177,4 +179,4 @@ def _begin(engine: Engine, row: states.Action, server: Row[Any], begin: Begin = 
         log.info("server %s is left alone: %s", server.id, problem)
         return
     log.info("server %s: %s, because its time is over", server.id, row.name)
-    engine.ring(lanes.INSIDE)
+    engine.wake(lanes.INSIDE)

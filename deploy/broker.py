@@ -12,13 +12,19 @@ import hashlib
 import hmac
 import json
 import os
+import pwd
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common import broker_identities as identities
 from deploy.progress import Failure
+
+if TYPE_CHECKING:
+    from common.tls import Tls
+    from deploy.certificates import Files
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "rabbitmq"
@@ -26,14 +32,15 @@ USER = "rabbitmq"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """``port`` of ``address`` speaks AMQP; ``port`` + 1 and + 2 of 127.0.0.1 are for the node itself and its port
-    mapper."""
+    """``port`` of ``address`` speaks AMQP, with ``proof`` over TLS alone; ``port`` + 1 and + 2 of 127.0.0.1 are for the
+    node itself and its port mapper."""
 
     folder: Path
     port: int
     password: str
     address: str = "127.0.0.1"
     hosts: tuple[str, ...] = ()
+    proof: Tls | Files | None = None
 
     @property
     def url(self) -> str:
@@ -43,6 +50,11 @@ class Broker:
     def host_url(self, host: str) -> str:
         """The same in the name of a host, which may little there."""
         return f"rabbit://{identities.user_of(host)}:{self._password_of(host)}@{self.address}:{self.port}/"
+
+    def role_url(self, role: str) -> str:
+        """The same in the name of a role of the control plane."""
+        return (f"rabbit://{identities.user_of_role(role)}:{self._password_of(f'role {role}')}"
+                f"@{self.address}:{self.port}/")
 
     def _password_of(self, host: str) -> str:
         return hmac.new(self.password.encode(), host.encode(), hashlib.sha256).hexdigest()
@@ -58,7 +70,7 @@ class Broker:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
             "RABBITMQ_MNESIA_BASE": str(self.folder / "data"), "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_LOGS": "-", "RABBITMQ_DIST_PORT": str(self.port + 1),
-            "RABBITMQ_NODE_IP_ADDRESS": self.address, "RABBITMQ_NODE_PORT": str(self.port),
+            **({} if self.proof else {"RABBITMQ_NODE_IP_ADDRESS": self.address, "RABBITMQ_NODE_PORT": str(self.port)}),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_PORT": str(self.port + 2), "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_MAX_PORTS": "4096",
         }
@@ -72,9 +84,11 @@ class Broker:
         if not (SCRIPTS / "rabbitmq-server").exists():
             raise Failure("RabbitMQ is not installed.", "Install the Debian package rabbitmq-server.")
         for folder in (self.folder, self.folder / "data", self.folder / "log"):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._own(folder)
+        self.folder.chmod(0o700)
         self._write("rabbitmq.conf", "\n".join((
-            f"listeners.tcp.1 = {self.address}:{self.port}", "default_user = kilonova",
+            *self._listeners(), "default_user = kilonova",
             f"default_pass = {self.password}", "default_vhost = /", "loopback_users.none = false",
             "log.console.level = warning", "vm_memory_high_watermark.absolute = 512MB",
             "disk_free_limit.absolute = 64MB", *([f"load_definitions = {self._users}"] if self.hosts else []), "")))
@@ -82,10 +96,19 @@ class Broker:
         if self.hosts:
             self._write(self._users.name, definitions(self))
         self._write("enabled_plugins", "[].\n")
-        if os.geteuid() == 0:
-            for path in (self.folder, *self.folder.rglob("*")):
-                shutil.chown(path, USER, USER)
         return bool(self.hosts) and before != self._users.read_text()
+
+    def _listeners(self) -> list[str]:
+        """Whoever connects is known by its password; a certificate that it shows must be the authority's."""
+        where = f"{self.address}:{self.port}"
+        if self.proof is None:
+            return [f"listeners.tcp.1 = {where}"]
+        copies = {name: self.folder / f"{name}.pem" for name in ("cacertfile", "certfile", "keyfile")}
+        for name, path in zip(copies, (self.proof.ca, self.proof.cert, self.proof.key), strict=True):
+            self._write(copies[name].name, Path(path).read_text())
+        return ["listeners.tcp = none", f"listeners.ssl.1 = {where}", "ssl_options.verify = verify_peer",
+                "ssl_options.fail_if_no_peer_cert = false", "ssl_options.versions.1 = tlsv1.3",
+                "ssl_options.versions.2 = tlsv1.2", *(f"ssl_options.{name} = {path}" for name, path in copies.items())]
 
     @property
     def _users(self) -> Path:
@@ -96,9 +119,20 @@ class Broker:
         self.control("import_definitions", str(self._users))
 
     def _write(self, name: str, text: str) -> None:
+        """Replaced as a whole: what stands there was perhaps made by the broker, whose folder it is."""
         path = self.folder / name
-        path.touch(mode=0o600)
-        path.write_text(text)
+        part = path.with_name(f"{name}.new")
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            self._own(file.fileno())
+        part.replace(path)
+
+    def _own(self, what: Path | int) -> None:
+        """A path's last part is not followed: the broker may have put a symbolic link there."""
+        if os.geteuid() == 0:
+            user = pwd.getpwnam(USER)
+            os.chown(what, user.pw_uid, user.pw_gid, **({} if isinstance(what, int) else {"follow_symlinks": False}))
 
     def mapper_command(self) -> list[str]:
         """The port mapper, in the foreground; it must run before the node."""
@@ -131,16 +165,17 @@ class Broker:
 
 
 def definitions(broker: Broker) -> str:
-    """The users of a node, and what they may, as RabbitMQ reads them when it starts: our own processes everything, each
-    host what a host may."""
+    """The users of a node, and what they may, as RabbitMQ reads them when it starts: hosts and roles what they may, and
+    one who may everything, for people."""
     own = identities.Identity("kilonova", broker.password, ".*", ".*", ".*")
-    hosts = [identities.of_host(host, broker._password_of(host)) for host in broker.hosts]
+    others = [*(identities.of_host(host, broker._password_of(host)) for host in broker.hosts),
+              *(identities.of_role(role, broker._password_of(f"role {role}")) for role in identities.ROLES)]
     return json.dumps({
         "vhosts": [{"name": "/"}],
         "users": [{"name": one.user, "password_hash": _hashed(one), "tags": [],
-                   "hashing_algorithm": "rabbit_password_hashing_sha256"} for one in (own, *hosts)],
-        "permissions": [one.permissions() for one in (own, *hosts)],
-        "topic_permissions": [one.topic_permissions() for one in hosts]}, indent=1) + "\n"
+                   "hashing_algorithm": "rabbit_password_hashing_sha256"} for one in (own, *others)],
+        "permissions": [one.permissions() for one in (own, *others)],
+        "topic_permissions": [topic for one in others for topic in one.topic_permissions()]}, indent=1) + "\n"
 
 
 def _hashed(identity: identities.Identity) -> str:

@@ -17,23 +17,22 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from deploy import configuration, power, processes, settings, supervise
+from compute_api.metadata.proxy_headers import host_key
+from deploy import certificates, configuration, power, processes, settings, supervise
 from deploy.broker import Broker
 from deploy.configuration import write_secret
 from deploy.environment import VENV
 from deploy.packages import ROOT
-from deploy.progress import Failure, wait
-from deploy.servers import answers
+from deploy.progress import Failure, private, wait
+from deploy.servers import answers, http_answers
 from deploy.underlay import NAMESPACES, Underlay
 
 HOME = Path("/var/lib/kilonova-up")
-PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata", "commands", "queries")
+PASSWORDS = ("admin", "kilonova", "demo", "broker", "sealing", "metadata", "commands", "queries", "tickets")
 MOST_HOSTS = 9
 
 
@@ -73,6 +72,7 @@ class Cloud:
     libvirt, a libvirtd of its own. ``broker_url`` and ``database_url`` replace the own broker and SQLite.
     ``networks``: None is yes where there are guests to use them. ``apart``: no host is the machine itself, which is
     then their network's gateway. ``shared``: the disks of all hosts' guests are in one folder.
+    ``options``: (section, option, value) of kilonova.conf beside what follows from the others.
     """
 
     home: Path = HOME
@@ -81,12 +81,11 @@ class Cloud:
     driver: str = "libvirt"
     broker_url: str | None = None
     database_url: str | None = None
-    shelved_offload_time: int = 0
-    reclaim_instance_interval: int = 0
     networks: bool | None = None
     apart: bool = False
     shared: bool = False
     fencing_hook: str = ""
+    options: tuple[tuple[str, str, object], ...] = ()
 
     @classmethod
     def from_environment(cls) -> Cloud:
@@ -123,7 +122,7 @@ class Cloud:
 
     @property
     def image_gateway_url(self) -> str:
-        return f"http://{self.address}:{self.ports.image_gateway}"
+        return f"http{'s' * self.is_joined}://{self.address}:{self.ports.image_gateway}"
 
     @property
     def api_url(self) -> str:
@@ -135,7 +134,7 @@ class Cloud:
 
     @property
     def metadata_url(self) -> str:
-        return f"http://{self.address}:{self.ports.metadata}"
+        return f"http{'s' * self.is_joined}://{self.address}:{self.ports.metadata}"
 
     @property
     def console_url(self) -> str:
@@ -180,11 +179,17 @@ class Cloud:
     @property
     def broker(self) -> Broker:
         """The own node; its password is made by ``prepare``."""
-        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address, self.hosts)
+        return Broker(self.home / "broker", self.ports.broker, self.password("broker"), self.address, self.hosts,
+                      certificates.of(self, certificates.BROKER))
 
-    def config(self, host: str | None = None) -> Path:
-        """The configuration file of the control plane, or of a host's agent."""
-        return self.home / "etc" / ("kilonova.conf" if host is None else f"host-{host}.conf")
+    def config(self, host: str | None = None, role: str = "") -> Path:
+        """The configuration file of the control plane, or of a host's agent; a ``role`` has one with its own name at
+        the broker."""
+        return self.home / "etc" / (f"kilonova{role and '-'}{role}.conf" if host is None else f"host-{host}.conf")
+
+    def network_key(self, host: str) -> Path:
+        """The key file of a host's part of the network service."""
+        return self.home / "etc" / f"network-{host}.key"
 
     def log(self, name: str) -> Path:
         return self.home / "log" / f"{name}.log"
@@ -218,19 +223,23 @@ class Cloud:
         from the facts above."""
         for name in ("etc", "secrets", "data", "log", "run", "image"):
             (self.home / name).mkdir(parents=True, exist_ok=True)
-        for name in ("etc", "secrets", "data"):
             (self.home / name).chmod(0o700)
+        self.home.chmod(0o711)      # guests' processes and the broker go through it to their own files
         for name in PASSWORDS:
             path = self.secret(name)
             if not path.exists():
                 write_secret(path, secrets.token_hex(24))    # a "-" in front would be read as an option
+        for _, host in processes.network_parts(self):
+            write_secret(self.network_key(host), host_key(self.password("metadata"), host))
+        certificates.make(self)
         for number, host in enumerate(self.hosts, 1):
             self.state_folder(number).mkdir(mode=0o700, exist_ok=True)
-            self.libvirt_folder(number).mkdir(exist_ok=True)
+            self.libvirt_folder(number).mkdir(mode=0o700, exist_ok=True)
             if self.shared:
                 self._share(self.state_folder(number) / "instances")
             write_secret(self.config(host), configuration.of_host(self, host, number))
-        write_secret(self.config(), configuration.of_control_plane(self))
+        for role in ("", *configuration.ROLES):
+            write_secret(self.config(role=role), configuration.of_control_plane(self, role))
         write_secret(self.clouds_yaml, configuration.clouds(self))
         if self.broker_url is None and self.broker.prepare() and self.supervisor() is not None:
             self.broker.learn_users()
@@ -245,10 +254,10 @@ class Cloud:
         """All processes in the order of their start."""
         return processes.programs(self)
 
-    def environment(self, host: str | None = None) -> dict[str, str]:
+    def environment(self, host: str | None = None, role: str = "") -> dict[str, str]:
         """Only what the processes need: no proxy, for everything that they call is on this machine. It changes with
         their configuration, so that the supervisor starts again what has another one now."""
-        config = self.config(host)
+        config = self.config(host, role)
         digest = hashlib.sha256(config.read_bytes() if config.exists() else b"").hexdigest()[:8]
         return {"PATH": f"{VENV}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8",
                 "PYTHONUNBUFFERED": "1", "KILONOVA_CONF": str(config), "KILONOVA_CONF_DIGEST": digest}
@@ -277,7 +286,7 @@ class Cloud:
                  f"Not all of these start: {', '.join(before)}", lambda: self.advice("supervise"))
 
     def _start_supervisor(self) -> None:
-        with self.log("supervise").open("ab") as log:
+        with open(self.log("supervise"), "ab", opener=private) as log:
             subprocess.Popen([sys.executable, "-m", "deploy.supervise", str(self.run)], cwd=ROOT,
                              start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                              env=self.environment())
@@ -361,8 +370,9 @@ class Cloud:
 
     def await_http(self, name: str, url: str, seconds: float = 60) -> None:
         """Until this URL answers anything but a server error."""
-        wait(lambda: http_answers(url), seconds, f"The {name} service does not answer at {url}",
-             lambda: self.advice(name))
+        authority = certificates.of(self, certificates.CONTROL)
+        wait(lambda: http_answers(url, authority and authority.ca), seconds,
+             f"The {name} service does not answer at {url}", lambda: self.advice(name))
 
     def advice(self, name: str) -> str:
         """What a process that does not do what it should has said last, and where the rest is."""
@@ -370,18 +380,6 @@ class Cloud:
         said = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else ["nothing"]
         return "\n".join([f"The {name} said last:", *("  | " + line[:300] for line in said),
                           f"More in {log} and {self.log('supervise')}; then run this again."])
-
-
-def http_answers(url: str) -> bool:
-    """Does a service stand behind this URL? Never through a proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        opener.open(url, timeout=5).close()
-    except urllib.error.HTTPError as answer:
-        return answer.code < 500
-    except OSError:
-        return False
-    return True
 
 
 def _said(name: str, *words: str) -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes and the clients of one cloud on this machine are told: kilonova.conf, clouds.yaml.
+"""The configuration of the processes and the clients of one cloud on this machine: kilonova.conf, clouds.yaml.
 
 Used by ``Cloud.prepare`` in deploy/cloud.py, which writes them again at each start: everything follows from the facts
 of the cloud. Must stay true: what holds a secret is readable to its owner only.
@@ -11,33 +11,48 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.broker_identities import API, CONDUCTOR, CONSOLE, SCHEDULER
+from deploy import certificates
 from deploy.libvirtd import uri
 
 if TYPE_CHECKING:
     from deploy.cloud import Cloud
 
+#: Those that have a file of their own.
+ROLES = (API, SCHEDULER, CONSOLE)
+#: Where a host with an address of its own takes servers in that move while they run.
+LIVE_MIGRATION_PORT = 16598
 HEAD = "# Made by deploy/up, which writes it again. Every option: deploy/samples/kilonova.conf\n"
 
 
-def of_control_plane(cloud: Cloud) -> str:
-    """The file of all processes but the agents. What it has no host may know."""
-    return _text({
+def of_control_plane(cloud: Cloud, role: str = "") -> str:
+    """The file of all processes but the agents; at the broker they have the name of this role, or of a conductor. What
+    it has no host may know; only conductors have what makes commands and tickets for images."""
+    sections: dict[str, dict[str, object]] = {
         "DEFAULT": {"host": cloud.hosts[0], "state_dir": cloud.state_folder(1),
-                    "transport_url": cloud.broker_url or cloud.broker.url, "secret_key": cloud.password("sealing"),
-                    "shelved_offload_time": cloud.shelved_offload_time,
-                    "reclaim_instance_interval": cloud.reclaim_instance_interval},
-        "database": {"url": cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db"},
+                    "transport_url": cloud.broker_url or cloud.broker.role_url(role or CONDUCTOR),
+                    "secret_key": cloud.password("sealing")},
+        "database": {"url": cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db",
+                     "tls": cloud.database_url is None},
+        "tls": certificates.section(cloud, certificates.CONTROL),
         "api": {"host": cloud.address, "port": cloud.ports.api},
         "conductor": {"fencing_hook": cloud.fencing_hook,
                       "allow_resize_to_same_host": len(cloud.hosts) == 1},      # where else could it be resized
-        "host_keys": {"command_secret": cloud.password("commands"), "query_secret": cloud.password("queries")},
-        "identity": {"auth_url": cloud.identity_url, "password": cloud.password("kilonova")},
+        "host_keys": {"query_secret": cloud.password("queries"),
+                      **({} if role else {"command_secret": cloud.password("commands")})},
+        # The services that stand in for others speak HTTP at an address of this machine.
+        "identity": {"auth_url": cloud.identity_url, "password": cloud.password("kilonova"),
+                     **({"allow_plain_text": True} if cloud.is_joined else {})},
         "metadata": {"host": cloud.address, "port": cloud.ports.metadata,
                      "proxy_shared_secret": cloud.password("metadata")},
         "console": {"host": cloud.address, "port": cloud.ports.console, "public_url": cloud.console_url},
-        "image_gateway": {"host": cloud.address, "port": cloud.ports.image_gateway, "url": cloud.image_gateway_url},
+        "image_gateway": {"host": cloud.address, "port": cloud.ports.image_gateway, "url": cloud.image_gateway_url,
+                          **({} if role else {"ticket_secret": cloud.password("tickets")})},
         "placement": {"host": cloud.address, "port": cloud.ports.placement},
-    })
+    }
+    for section, option, value in cloud.options:
+        sections.setdefault(section, {})[option] = value
+    return _text(sections)
 
 
 def of_host(cloud: Cloud, host: str, number: int) -> str:
@@ -49,6 +64,7 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
         "agent": {"driver": cloud.driver, "libvirt_uri": uri(cloud.libvirt_folder(number)),
                   "console_host": cloud.host_address(number)},
         "migration": _migration(cloud, number),
+        "tls": certificates.section(cloud, host),
     })
 
 
@@ -65,7 +81,7 @@ def _literal(value: object) -> str:
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
     """Servers move between hosts that have addresses of their own also while they run; others share 127.0.0.1."""
     if cloud.is_joined:
-        return {"live_migration_uri": "qemu+tcp://%s/system",
+        return {"live_migration_port": LIVE_MIGRATION_PORT, "live_migration_with_native_tls": True,
                 "live_migration_inbound_addr": cloud.host_address(number)}
     return {"live_migration_inbound_addr": "127.0.0.1", "transfer_port": 0}
 

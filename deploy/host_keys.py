@@ -14,10 +14,10 @@ from deploy.configuration import write_secret
 def make(cloud: Cloud) -> None:
     """Give each host a key, and its key file."""
     from common import config
-    from common.store import host_keys
     from common.store.engine import Store
+    from common.store.hosts import host_keys
     conf = config.load(str(cloud.config()))
-    store = Store.opened(conf.database)
+    store = Store.opened(conf)
     try:
         for host in cloud.hosts:
             store.write(partial(host_keys.ensure, host=host))

@@ -97,7 +97,7 @@ class Lab:
         """The program that the conductor calls to fence a host."""
         path = Path(self.cloud.fencing_hook)
         path.write_text(HOOK.format(home=shlex.quote(str(self.cloud.home)), lab=shlex.quote(str(ROOT / "deploy/lab"))))
-        path.chmod(0o755)
+        path.chmod(0o700)
 
     def down(self) -> None:
         """Nothing of it stays: processes, namespaces, devices, rules, files."""

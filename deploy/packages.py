@@ -23,13 +23,15 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 PYTHON = ("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev", "ca-certificates")
 HYPERVISOR = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-daemon-system", "libvirt-clients",
               "qemu-system-x86", "qemu-utils", "e2fsprogs", "dosfstools", "mtools")
-NETWORK = ("iproute2", "dnsmasq-base", "nftables", "conntrack", "kmod")
+NETWORK = ("iproute2", "dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "kmod")
 CONSOLE = ("novnc",)
 BROKER = ("rabbitmq-server",)
 DATABASES = ("postgresql-15", "mariadb-server")
 LINT = ("systemd",)
 #: With what the tests look at guests, networks and the console's page.
 EYES = ("genisoimage", "openssh-client", "tcpdump", "iputils-ping", "arping", "chromium")
+#: File systems of ephemeral disks that a host need not be able to make.
+FILE_SYSTEMS = ("xfsprogs", "ntfs-3g")
 KERNEL, KERNEL_FOLDER = "linux-image-cloud-amd64", ROOT / "build/kernel"
 
 
@@ -76,7 +78,7 @@ def for_up() -> tuple[str, ...]:
 
 def for_test() -> tuple[str, ...]:
     """What ./deploy/test needs."""
-    return for_up() + DATABASES + LINT + EYES + image_packages("debian")
+    return for_up() + DATABASES + LINT + EYES + FILE_SYSTEMS + image_packages("debian")
 
 
 def missing(names: Sequence[str]) -> list[str]:

@@ -73,7 +73,7 @@ def sweep(cloud: Cloud, number: int) -> None:
     spaces = _spaces(cloud, number)
     _kill(spaces)           # the network service's part leaves its servers running
     for space in spaces:
-        if space.name.startswith(names.spaces):
+        if space.name.startswith(names.namespaces):
             run(["ip", "netns", "delete", space.name], ADVICE)
     shutil.rmtree(names.runtime, ignore_errors=True)
     cloud.underlay.remove_host(number)
@@ -97,7 +97,7 @@ def _identity(space: Path) -> tuple[int, int] | None:
 def _spaces(cloud: Cloud, number: int) -> list[Path]:
     """The host's own network namespace, and those of its routers and DHCP servers."""
     own = cloud.underlay.namespace(number)
-    return [*NAMESPACES.glob(f"{own}"), *NAMESPACES.glob(f"{Names.of(cloud.network_folder(number)).spaces}*")]
+    return [*NAMESPACES.glob(f"{own}"), *NAMESPACES.glob(f"{Names.of(cloud.network_folder(number)).namespaces}*")]
 
 
 def _started(cloud: Cloud, names: list[str]) -> bool:

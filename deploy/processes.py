@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy import certificates
 from deploy.broker import USER as BROKER_USER
+from deploy.configuration import ROLES
 from deploy.environment import VENV
 from deploy.libvirtd import HERE
 from deploy.packages import ROOT
@@ -43,7 +45,8 @@ def _neighbours(cloud: Cloud) -> Iterator[Program]:
         for name, command in (("epmd", broker.mapper_command()), ("rabbitmq", broker.command())):
             yield Program(name, command, str(cloud.log(name)), str(broker.folder), broker.environment, BROKER_USER)
     for number, host in enumerate(cloud.hosts, 1) if cloud.has_guests else ():
-        network = [str(cloud.namespace(number) or HERE), host, cloud.host_address(number)]
+        network = [str(cloud.namespace(number) or HERE), host, cloud.host_address(number),
+                   str(certificates.of_qemu(cloud, host))]
         yield _program(cloud, numbered("libvirtd", number), [
             *_inside(cloud, number), sys.executable, str(ROOT / "deploy/libvirtd.py"), "serve",
             str(cloud.libvirt_folder(number)), *(network if cloud.is_joined else [])])
@@ -58,21 +61,29 @@ def _standalone(cloud: Cloud) -> Iterator[Program]:
         return
     yield _module(cloud, "network", "network", "--bind", f"{here}:{ports.network}", "--db",
                   cloud.home / "data/network.db", "--vni-base", cloud.underlay.first_identifier, *asking,
-                  *([] if cloud.has_guests else ["--no-hosts"]))
-    parts = [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)] if cloud.has_guests else []
+                  "--metadata-secret-file", cloud.secret("metadata"), *([] if cloud.has_guests else ["--no-hosts"]))
+    proof = certificates.of(cloud, certificates.CONTROL)
+    parts = network_parts(cloud)
     for number, host in parts:
         yield _module(cloud, numbered("network-host", number), "network.host", "--host", host, "--state",
-                      cloud.network_folder(number), "--url", cloud.network_url, *asking,
+                      cloud.network_folder(number), "--url", cloud.network_url, "--key-file", cloud.network_key(host),
                       "--tunnel-address", cloud.underlay.address(number), "--vxlan-port", ports.network,
                       *(["--external-gateway"] if number == parts[0][0] else []),
-                      "--metadata-url", cloud.metadata_url, "--metadata-secret-file", cloud.secret("metadata"),
+                      "--metadata-url", cloud.metadata_url, *(["--metadata-ca-file", proof.ca] if proof else []),
                       network=cloud.namespace(number))
+
+
+def network_parts(cloud: Cloud) -> list[tuple[int, str]]:
+    """Number and name of each host that has a part of the network service; 0 is the gateway of a lab."""
+    if not (cloud.has_networks and cloud.has_guests):
+        return []
+    return [*([(0, GATEWAY)] if cloud.apart else []), *enumerate(cloud.hosts, 1)]
 
 
 def _own(cloud: Cloud) -> Iterator[Program]:
     edge = {"metadata": cloud.has_networks, "console": cloud.has_guests}
     for name in (*SERVICES, *(name for name, wanted in edge.items() if wanted)):
-        yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")])
+        yield _program(cloud, name, [str(VENV / f"bin/kilonova-{name}")], role=name if name in ROLES else "")
     for number, host in enumerate(cloud.hosts, 1):
         yield _program(cloud, numbered("agent", number),
                        [*_inside(cloud, number), str(VENV / "bin/kilonova-agent")], host)
@@ -111,5 +122,5 @@ def _module(cloud: Cloud, name: str, module: str, *arguments: object, network: P
                                   PYTHON, "-m", f"deploy.standalone.{module}", "serve", *map(str, arguments)])
 
 
-def _program(cloud: Cloud, name: str, command: list[str], host: str | None = None) -> Program:
-    return Program(name, command, str(cloud.log(name)), str(ROOT), cloud.environment(host))
+def _program(cloud: Cloud, name: str, command: list[str], host: str | None = None, role: str = "") -> Program:
+    return Program(name, command, str(cloud.log(name)), str(ROOT), cloud.environment(host, role))

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+UMASK = 0o077       #: what the commands make is root's alone
+
 
 class Failure(Exception):
     """Something that the operator can put right: what failed, and what to do about it."""
@@ -79,14 +81,19 @@ def run(command: Sequence[str | Path], todo: str, *, log: Path | None = None, en
         raise Failure(f"{command[0]} did not end within {timeout:.0f} s.", todo) from problem
     output = done.stdout.decode(errors="replace")
     if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(log, "a", opener=private) as file:
             file.write(f"$ {' '.join(map(str, command))}\n{output}\n")
     if done.returncode != 0:
         tail = "\n".join("  | " + line for line in output.strip().splitlines()[-15:])
         raise Failure(f"{' '.join(map(str, command[:4]))} … ended with {done.returncode}:\n{tail}",
                       todo + (f" All of its output: {log}" if log else ""))
     return output
+
+
+def private(path: str, flags: int) -> int:
+    """Opens a file of root's alone, for ``open``; never through a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def wait(condition: Callable[[], bool], seconds: float, what: str, todo: str | Callable[[], str],

@@ -56,7 +56,7 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until every agent has said hello since the launch: only then is what the API shows true."""
+        """Wait until every agent has registered since the launch: only then is what the API shows true."""
         wanted = set(self.cloud.hosts)
 
         def up() -> bool:

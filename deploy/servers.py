@@ -13,16 +13,23 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deploy.broker import Broker
 from deploy.progress import Failure, run, wait
+
+if TYPE_CHECKING:
+    from common.tls import Tls
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
 STAND_BY = "postgresql-stand-by"
@@ -82,11 +89,25 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
         return probe.connect_ex((address, port)) == 0
 
 
-class Servers:
-    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all."""
+def http_answers(url: str, ca_file: str | None = None) -> bool:
+    """Does a service stand behind this URL? Never through a proxy. ``ca_file``: the authority of its certificate."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(
+        context=ssl.create_default_context(cafile=ca_file)))
+    try:
+        opener.open(url, timeout=5).close()
+    except urllib.error.HTTPError as answer:
+        return answer.code < 500
+    except OSError:
+        return False
+    return True
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class Servers:
+    """``with Servers(folder) as servers: url = servers.start("mariadb")``; leaving stops them all. With ``proof``,
+    which names 127.0.0.1, they offer TLS; RabbitMQ speaks nothing else then."""
+
+    def __init__(self, folder: Path, proof: Tls | None = None) -> None:
+        self.folder, self._proof = folder, proof
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._again: dict[str, Callable[[], object]] = {}
         self.broker: Broker | None = None
@@ -137,7 +158,8 @@ class Servers:
         self._again[kind]()
 
     def _rabbitmq(self) -> str:
-        self.broker = broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16))
+        self.broker = broker = Broker(self.folder / "rabbitmq", free_ports(3), secrets.token_hex(16),
+                                      proof=self._proof)
         broker.prepare()
         self._run("epmd", broker.mapper_command(), "rabbitmq", broker.environment)
         self._run("rabbitmq", broker.command(), "rabbitmq", broker.environment)
@@ -150,7 +172,8 @@ class Servers:
         data = folder / "data"
         _as("postgres", [str(POSTGRESQL / "initdb"), "--pgdata", str(data), "--username", "kilonova", "--pwfile",
                          str(secret), "--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8", "--locale", "C"])
-        self._start("postgresql", _postgres(folder, port), "postgres", port, _is_ready)
+        self._start("postgresql", _postgres(folder, port, self._own_proof(folder, "postgres")),
+                    "postgres", port, _is_ready)
         return f"postgresql+psycopg://kilonova:{password}@127.0.0.1:{port}/postgres"
 
     def stand_by(self, way: str) -> str:
@@ -177,7 +200,8 @@ class Servers:
             f"--socket={folder}/mariadb.sock", f"--pid-file={folder}/mariadb.pid", f"--port={port}",
             "--bind-address=127.0.0.1", f"--init-file={first}", "--innodb-flush-log-at-trx-commit=2",
             "--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-log-bin",
-            "--skip-name-resolve=1"], "mysql", port)
+            "--skip-name-resolve=1", *(f"--ssl-{what}={path}" for what, path in
+                                       self._own_proof(folder, "mysql").items())], "mysql", port)
         return f"mysql+pymysql://kilonova:{password}@127.0.0.1:{port}/mysql?charset=utf8mb4"
 
     def _start(self, name: str, command: list[str], user: str, port: int,
@@ -186,6 +210,13 @@ class Servers:
         self._run(name, command, user)
         self._wait(name, port, is_ready)
         self._again[name] = partial(self._start, name, command, user, port, is_ready)
+
+    def _own_proof(self, folder: Path, user: str) -> dict[str, Path]:
+        """Copies that the server may read."""
+        if self._proof is None:
+            return {}
+        return {what: _secret(folder / f"{what}.pem", Path(path).read_text(), user) for what, path in
+                (("ca", self._proof.ca), ("cert", self._proof.cert), ("key", self._proof.key))}
 
     def _own(self, name: str, user: str) -> Path:
         folder = self.folder / name
@@ -219,9 +250,12 @@ def _is_ready(port: int) -> bool:
     return asked.returncode == 0
 
 
-def _postgres(folder: Path, port: int) -> list[str]:
-    settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
-                "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
+def _postgres(folder: Path, port: int, proof: Mapping[str, Path] | None = None) -> list[str]:
+    settings: dict[str, object] = {
+        "port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": folder, "fsync": "off",
+        "full_page_writes": "off", "max_connections": 300, "shared_buffers": "64MB"}
+    if proof:
+        settings |= {"ssl": "on", **{f"ssl_{what}_file": path for what, path in proof.items()}}
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     return [str(POSTGRESQL / "postgres"), "-D", str(folder / "data"), *options]
 

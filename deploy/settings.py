@@ -2,7 +2,7 @@
 """The settings that a running cloud was started with: none is turned into another cloud beneath its guests.
 
 Written by ``Cloud.launch`` when it starts a cloud, and compared by deploy/preflight.py. Facts that no variable sets may
-change, and what they change is started again. Must stay true: no secret is told, for URLs may hold passwords.
+change, and what they change is started again. Must stay true: no secret is printed, for URLs may hold passwords.
 """
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def remember(cloud: Cloud) -> None:
 
 
 def changed(cloud: Cloud) -> list[str]:
-    """The variables that are others now than when this cloud was started, those that can be told with their value then;
-    none of a cloud that does not run."""
+    """The variables that are others now than when this cloud was started, with their values then where these may
+    be printed; none of a cloud that does not run."""
     path = cloud.run / FILE
     if cloud.supervisor() is None or not path.exists():
         return []

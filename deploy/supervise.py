@@ -25,6 +25,7 @@ from typing import Any
 FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0      # seconds
 LOOK, LOG_LIMIT = 0.2, 50 * 1024 * 1024
 PR_SET_PDEATHSIG, KILL = 1, "kill"
+UMASK = 0o077       # of all that it starts, unless they set another
 WAITED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -159,12 +160,12 @@ def supervise(folder: Path) -> None:
         moment = time.monotonic()
         for process in processes:
             process.look(moment)
-        told = signal.sigtimedwait(WAITED, LOOK)
-        if told is None:
+        received = signal.sigtimedwait(WAITED, LOOK)
+        if received is None:
             continue
-        if told.si_signo in (signal.SIGTERM, signal.SIGINT):
+        if received.si_signo in (signal.SIGTERM, signal.SIGINT):
             break
-        if told.si_signo == signal.SIGHUP:
+        if received.si_signo == signal.SIGHUP:
             processes = _again(processes, folder)
     for _, alike in itertools.groupby(reversed(processes), key=_kind):
         asked = list(alike)
@@ -191,6 +192,7 @@ def _again(processes: list[Supervised], folder: Path) -> list[Supervised]:
 
 def main() -> int:
     """Hold the folder's lock, so that there is one supervisor of it."""
+    os.umask(UMASK)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)       # before the lock tells others that they may signal
     folder = Path(sys.argv[1]).resolve()
     with (folder / "supervise.lock").open("a+") as lock:

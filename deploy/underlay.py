@@ -5,8 +5,7 @@ Used by deploy/cloud.py and deploy/lab_hosts.py. A cloud's first host lives in t
 in a lab (``apart``); every other has a namespace of its own, which is made when the host boots, with a name for
 that boot. A bridge joins them all and the machine. Names carry a hash of the cloud's home and addresses follow from its
 first port, so that clouds side by side never meet. ``make`` adds what is missing, ``remove`` leaves nothing, whatever
-was killed before. Must stay true: nothing but the cloud's own hosts and the machine reaches these addresses, and on the
-machine only root what listens there for root alone, for whoever reaches a libvirtd owns its host.
+was killed before. Must stay true: nothing but the cloud's own hosts and the machine reaches these addresses.
 """
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ TUNNELS, EXTERNAL = IPv4Network("198.18.0.0/15"), IPv4Network("172.24.0.0/13")
 PORTS, PARTS = 8, 8192
 #: Identifiers of networks that one cloud has for itself: all of VXLAN's, in as many parts.
 IDENTIFIERS = (1 << 24) // PARTS
-#: Where libvirtd listens, and QEMU for guests that move while they run.
-ROOTS = "{ 16509, 49152-49215 }"
 #: Both devices are ours alone: what comes for our addresses by another is a guest's, or a neighbour's.
 GUARD = """
 table inet {table}
@@ -38,10 +35,6 @@ table inet {table} {{
   chain prerouting {{
     type filter hook prerouting priority -310; policy accept;
     iifname != {{ "lo", "{device}" }} ip daddr {part} drop
-  }}
-  chain output {{
-    type filter hook output priority -310; policy accept;
-    ip daddr {part} tcp dport {roots} meta skuid != 0 reject
   }}
 }}
 """
@@ -59,7 +52,7 @@ class Underlay:
 
     @property
     def tag(self) -> str:
-        """What this cloud's devices and namespaces are told by."""
+        """The prefix of this cloud's devices and namespaces."""
         return hashlib.sha256(str(self.home).encode()).hexdigest()[:8]
 
     @property
@@ -171,7 +164,7 @@ class Underlay:
 
     def _guard(self, device: str, namespace: str | None = None) -> None:
         """Set up first, before anything can listen."""
-        rules = GUARD.format(table=self.bridge, device=device, part=self._network, roots=ROOTS)
+        rules = GUARD.format(table=self.bridge, device=device, part=self._network)
         run([*(["ip", "netns", "exec", namespace] if namespace else []), "nft", rules], ADVICE)
 
 

@@ -2,30 +2,58 @@
 """What is read of hosts becomes columns: where each host stands, and what many of them share kept once.
 
 ``scheduler.hosts`` decides what is read and when, and hands it to ``Columns``. Rows are in the order of the providers'
-ids, so that a host is found by bisection; hosts that come or go move the others.
+ids, so that a host is found by bisection; hosts that come or go move the others. Facts, sets of traits, NUMA nodes and
+devices come as text: each text is parsed once, and a column of numbers stands in its place, so that a filter looks at
+each once however many hosts have it.
 """
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models import Cell, Device, Fitting
-from common.store.host_states import HostRows, Rows
-from common.store.inventories import MOST
+from common.models import Device, HardwareAssignment, NumaNode
+from common.store.placement.host_states import HostRows, Rows
+from common.store.placement.inventories import MOST
 from common.wire import from_wire
-from scheduler.shared import Shared
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
 T = TypeVar("T")
-MOST_UNITS = 2**53       # a ratio may be beyond what a column counts
 FLAGS = ("served", "disabled", "forced_down", "up")
 NUMBERS = ("zones", "servers", "working", "failures", "waits", "versions", "kinds", "devices")
+
+
+class Shared(Generic[T]):
+    """Values that many hosts have in common, each made once and known by its number; 0 is what nobody has yet."""
+
+    def __init__(self, make: Callable[[Any], T], nothing: T) -> None:
+        self._make = make
+        self._nothing = nothing
+        self._numbers: dict[Hashable, int] = {}
+        self.values: list[T] = [nothing]
+
+    def number(self, key: Hashable) -> int:
+        """The number of what is made of the key."""
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.values)
+            self.values.append(self._make(key))
+        return number
+
+    def forget(self, column: Numbers) -> Numbers:
+        """The column renumbered, values that it does not have let go."""
+        if not column.size:
+            return column
+        used, renumbered = np.unique(column, return_inverse=True)
+        places = {int(old): new for new, old in enumerate(used[used > 0], start=1)}
+        self.values = [self._nothing, *(self.values[old] for old in places)]
+        self._numbers = {key: places[number] for key, number in self._numbers.items() if number in places}
+        return renumbered.astype(np.int64) + int(used[0] != 0)
 
 
 class HostParts(Mapping[int, Parts]):
@@ -39,44 +67,44 @@ class HostParts(Mapping[int, Parts]):
 
     def __getitem__(self, row: int) -> Parts:
         columns = self._columns
-        kind = int(columns.own["cells"][row]), int(columns.own["gear"][row])
+        kind = int(columns.own["numa_nodes"][row]), int(columns.own["gear"][row])
         if kind == (0, 0):
             raise KeyError(row)
         if kind not in self._empty:
-            self._empty[kind] = Parts(columns.cells.values[kind[0]], columns.gear.values[kind[1]], ())
+            self._empty[kind] = Parts(columns.numa_nodes.values[kind[0]], columns.gear.values[kind[1]], ())
         empty, held = self._empty[kind], columns.held.get(columns.base.names[row])
         if not held:
             return empty
         if row not in self._used:
-            self._used[row] = Parts(empty.cells, empty.devices, held)
+            self._used[row] = Parts(empty.numa_nodes, empty.devices, held)
         return self._used[row]
 
     def __contains__(self, row: object) -> bool:
         own, number = self._columns.own, cast(int, row)
-        return bool(own["cells"][number] or own["gear"][number])
+        return bool(own["numa_nodes"][number] or own["gear"][number])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self._columns.own["cells"] + self._columns.own["gear"]).tolist())
+        return iter(np.flatnonzero(self._columns.own["numa_nodes"] + self._columns.own["gear"]).tolist())
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._columns.own["cells"] + self._columns.own["gear"]))
+        return int(np.count_nonzero(self._columns.own["numa_nodes"] + self._columns.own["gear"]))
 
 
 class Columns:
     """The snapshot that others are copied from. ids: the provider of each row. own: columns that only this module and
-    ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, cells and gear (numbers of what is shared).
-    held: host -> what its guests hold of its parts."""
+    ``scheduler.hosts`` read: generations, changed_at, failed_at, traits, NUMA nodes and gear (numbers of what is
+    shared). held: host -> what its guests hold of its parts."""
 
     def __init__(self) -> None:
         self.base = Snapshot()
         self.ids: Numbers = np.zeros(0, np.int64)
         self.own = {name: np.zeros(0, np.int64) for name in
-                    ("generations", "changed_at", "failed_at", "traits", "cells", "gear")}
+                    ("generations", "changed_at", "failed_at", "traits", "numa_nodes", "gear")}
         self.facts: Shared[Mapping[str, Any]] = Shared(_facts, {})
         self.traits: Shared[frozenset[str]] = Shared(_names, frozenset())
-        self.cells: Shared[Sequence[Cell]] = Shared(partial(_records, Cell), ())
+        self.numa_nodes: Shared[Sequence[NumaNode]] = Shared(partial(_records, NumaNode), ())
         self.gear: Shared[Sequence[Device]] = Shared(partial(_records, Device), ())
-        self.held: dict[str, list[Fitting]] = {}
+        self.held: dict[str, list[HardwareAssignment]] = {}
         self.images: dict[int, dict[str, int]] = {}     # provider -> image -> servers
         self.images_moved = True                        # since fill_images
 
@@ -167,7 +195,8 @@ class Columns:
         base.facts = self.facts.values
         for name, column in (("generations", "generation"), ("changed_at", "changed_at"), ("failed_at", "failed_at")):
             self.own[name][at] = read[column]
-        for name, shared, texts in (("traits", self.traits, read["traits"]), ("cells", self.cells, read["cells"]),
+        for name, shared, texts in (("traits", self.traits, read["traits"]),
+                                    ("numa_nodes", self.numa_nodes, read["numa_nodes"]),
                                     ("gear", self.gear, read["devices"])):
             numbers: Shared[Any] = shared
             self.own[name][at] = [numbers.number(text) if text and text != "[]" else 0 for text in texts]
@@ -196,14 +225,14 @@ class Columns:
         base = self.base
         for row in at.tolist() if self.held else ():
             self.held.pop(base.names[row], None)
-        for provider, text in rows.fittings:
+        for provider, text in rows.assignments:
             (place,), (known,) = self.positions([provider])
             if known:
-                self.held.setdefault(base.names[place], []).append(from_wire(Fitting, json.loads(text)))
+                self.held.setdefault(base.names[place], []).append(from_wire(HardwareAssignment, json.loads(text)))
         sizes = np.array([len(gear) for gear in self.gear.values], np.int64)
         base.devices[at] = sizes[self.own["gear"][at]]
         for row in at.tolist() if self.held else ():
-            base.devices[row] -= sum(len(fitting.devices) for fitting in self.held.get(base.names[row], ()))
+            base.devices[row] -= sum(len(assignment.devices) for assignment in self.held.get(base.names[row], ()))
         base.parts = cast("dict[int, Parts]", HostParts(self))
 
     def fill_aggregates(self, rows: Rows, members: Mapping[int, list[str]], default_zone: str) -> None:
@@ -257,7 +286,7 @@ class Columns:
         """Let go of what no host has any more."""
         base = self.base
         base.kinds = self.facts.forget(base.kinds)
-        for name, shared in (("traits", self.traits), ("cells", self.cells), ("gear", self.gear)):
+        for name, shared in (("traits", self.traits), ("numa_nodes", self.numa_nodes), ("gear", self.gear)):
             numbers: Shared[Any] = cast("Shared[Any]", shared)
             self.own[name] = numbers.forget(self.own[name])
         base.facts = self.facts.values

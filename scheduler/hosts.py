@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's memory of the hosts: read from the store, kept fresh, less what was just proposed.
 
-``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.select``. A read happens only when
-asked and at most every 50 ms: hosts changed since the last read less 5 s (a change may commit later than another one
-with a younger time) that are not known as they are there, and in turn some of the others, so that all are read within
-a minute without a pause for any request. A proposal is taken off its host until that provider's generation moves or
-5 s pass; it spreads parallel requests and is never a reason to refuse.
+``scheduler.proposals`` asks ``Hosts`` for a ``Snapshot`` and hands it to ``scheduler.selection``. A read happens only
+when asked and at most every 50 ms: hosts changed since the last read less 5 s (a change may commit later than another
+one with a younger time) that are not known as they are there, and in turn some of the others, so that all are read
+within a minute without a pause for any request. A proposal is taken off its host until that provider's generation moves
+or 5 s pass; it spreads parallel requests and is never a reason to refuse.
 """
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from common.clock import SECOND, Clock
-from common.models import Fitting, RequestSpec
-from common.store import host_states
+from common.models import HardwareAssignment, RequestSpec
 from common.store.engine import Connection, Store
-from common.store.host_states import GroupRow, Marks
+from common.store.placement import host_states
+from common.store.placement.host_states import GroupRow, Marks
 from scheduler.columns import Columns, seed
 from scheduler.snapshot import Group, Snapshot
 
-__all__ = ["Around", "Hosts", "Wants", "seed"]
-PAUSE = 0.05            # seconds between two reads
-TURN = 60.0             # seconds in which every host is read, whatever changed
-COUNT = 1.0             # seconds between two looks whether hosts are gone
-MEASURES = 10.0         # seconds between two reads of what agents measured
-AT_ONCE = 2000          # hosts in one statement when many are read
-MOST_IN_TURN = 2000     # hosts whose turn it is, at most, in one read
-OVERLAP = 5 * SECOND    # how much later than its time a change may become visible
-PROPOSAL = 5.0          # seconds that a proposal counts
-HINTS = ("same_host", "different_host")     # hints that name servers
+__all__ = ["RequestFacts", "Hosts", "ReadOptions", "seed"]
+MIN_READ_INTERVAL_SECONDS = 0.05        #: between two reads
+ROUND_SECONDS = 60.0                    #: in which every host is read, whatever changed
+COUNT_INTERVAL_SECONDS = 1.0            #: between two looks whether hosts are gone
+METRICS_INTERVAL_SECONDS = 10.0         #: between two reads of what agents measured
+BATCH_SIZE = 2000                       #: hosts in one statement when many are read
+MAX_HOSTS_IN_TURN = 2000                #: hosts whose turn it is, at most, in one read
+OVERLAP_MICROS = 5 * SECOND             #: how much later than its time a change may become visible
+PROPOSAL_SECONDS = 5.0                  #: that a proposal counts
+HINTS = ("same_host", "different_host")     #: hints that name servers
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
-    """What somebody looks at. pause: seconds that a host with failed builds is left out."""
+class ReadOptions:
+    """What of the hosts somebody looks at."""
 
     default_zone: str = "nova"
-    pause: int = 300
-    metrics: bool = False
-    images: bool = False
+    pause: int = 300            #: seconds that a host with failed builds is left out
+    metrics: bool = False       #: what agents measure
+    images: bool = False        #: the images of the servers there
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RequestFacts:
     """What was read for some requests alone: their groups, and by project where servers are that their hints name."""
 
     groups: dict[str, GroupRow]
@@ -58,17 +58,17 @@ class _Proposal:
     generation: int
     resources: dict[str, int]
     group: str | None
-    fitting: Fitting | None
+    assignment: HardwareAssignment | None
     at: float
 
 
 class Hosts:
     """The scheduler's memory of the hosts. One thread uses it."""
 
-    def __init__(self, store: Store, clock: Clock, wants: Wants | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock, wants: ReadOptions | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._wants = wants or Wants()
+        self._wants = wants or ReadOptions()
         self._columns = Columns()
         self._proposals: dict[str, _Proposal] = {}  # by server
         self._marks = Marks(0, 0, 0, 0)
@@ -87,7 +87,7 @@ class Hosts:
             Unavailable: the database does not answer.
         """
         moment = self._clock.monotonic()
-        if not at_once and moment - self._refreshed < PAUSE:
+        if not at_once and moment - self._refreshed < MIN_READ_INTERVAL_SECONDS:
             return False
         self._store.read(lambda tx: self._read(tx, moment, at_once))
         self._refreshed = moment
@@ -98,11 +98,11 @@ class Hosts:
         """Each statement's rows are taken in before the next is sent, so memory holds few; repeated as a whole it
         does no harm."""
         columns, before = self._columns, self._marks
-        since = before.read_at - OVERLAP
+        since = before.read_at - OVERLAP_MICROS
         marks = host_states.marks(tx, since)
         moved = self._read_hosts(tx, columns.outdated(marks.changed, before.read_at))
         moved |= self._read_hosts(tx, self._whose_turn(moment))
-        if at_once or moment - self._counted >= COUNT:
+        if at_once or moment - self._counted >= COUNT_INTERVAL_SECONDS:
             moved |= self._drop_gone(tx)
             self._counted = moment
         known = set() if moved else {aggregate.id for aggregate in columns.base.aggregates}
@@ -117,16 +117,16 @@ class Hosts:
     def _read_hosts(self, tx: Connection, ids: Sequence[int]) -> bool:
         """Read all about the hosts of these providers; returns whether rows moved."""
         moved = False
-        for start in range(0, len(ids), AT_ONCE):
-            moved |= self._columns.take_in(host_states.read(tx, ids[start:start + AT_ONCE], self._wants.images))
+        for start in range(0, len(ids), BATCH_SIZE):
+            moved |= self._columns.take_in(host_states.read(tx, ids[start:start + BATCH_SIZE], self._wants.images))
         return moved
 
     def _whose_turn(self, moment: float) -> list[int]:
         """Providers to read although nobody says that they changed: a share of all as large as the share of a minute
         that went by."""
         columns = self._columns
-        share = min(1.0, (moment - self._refreshed) / TURN) if self._refreshed > float("-inf") else 0.0
-        number = min(MOST_IN_TURN, int(share * columns.ids.size))
+        share = min(1.0, (moment - self._refreshed) / ROUND_SECONDS) if self._refreshed > float("-inf") else 0.0
+        number = min(MAX_HOSTS_IN_TURN, int(share * columns.ids.size))
         if not number:
             return []
         ahead = columns.ids[columns.ids > self._turn][:number]
@@ -147,8 +147,8 @@ class Hosts:
     def _read_extras(self, tx: Connection, moment: float) -> None:
         """What only some weighers look at."""
         columns = self._columns
-        if self._wants.metrics and moment - self._measured >= MEASURES:
-            columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP))
+        if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
+            columns.fill_metrics(host_states.metrics(tx, self._measured_at - OVERLAP_MICROS))
             self._measured, self._measured_at = moment, self._marks.read_at
         if self._wants.images and columns.images_moved:
             images = {image for found in columns.images.values() for image in found}
@@ -156,7 +156,7 @@ class Hosts:
             self._properties = {image: text for image, text in {**self._properties, **found}.items() if image in images}
             columns.fill_images(self._properties)
 
-    def around(self, specs: Sequence[RequestSpec]) -> Around:
+    def around(self, specs: Sequence[RequestSpec]) -> RequestFacts:
         """Read what these requests alone name.
 
         Raises:
@@ -171,14 +171,14 @@ class Hosts:
                 named.setdefault(spec.project_id, set()).update(map(str, servers))
         asked = {project: servers for project, servers in named.items() if servers}
         if not groups and not asked:
-            return Around({}, {})
+            return RequestFacts({}, {})
         ours = [spec.server for spec in specs]
-        return self._store.read(lambda tx: Around(
+        return self._store.read(lambda tx: RequestFacts(
             host_states.groups(tx, groups, ours) if groups else {},
             {project: host_states.places(tx, wanted, project) for project, wanted in asked.items()}))
 
     # --- what was read ---
-    def snapshot(self, around: Around | None = None, proposals: bool = True) -> Snapshot:
+    def snapshot(self, around: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
         """The hosts as last read, less the proposals in flight when asked so; the caller's own to take from."""
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
@@ -188,7 +188,7 @@ class Hosts:
                 copy.rows[host]: number for host, number in group.members.items() if host in copy.rows})
         copy.places_by_project = around.places if around is not None else {}
         for proposal in self._proposals.values() if proposals else ():
-            copy.take(proposal.host, proposal.resources, proposal.group, proposal.fitting)
+            copy.take(proposal.host, proposal.resources, proposal.group, proposal.assignment)
         return copy
 
     def _fill_waits(self, copy: Snapshot) -> None:
@@ -198,11 +198,11 @@ class Hosts:
             copy.waits = np.where(copy.failures > 0, np.ceil(np.maximum(left, 0)), 0).astype(np.int64)
 
     # --- proposals ---
-    def propose(self, spec: RequestSpec, host: str, fitting: Fitting | None = None) -> None:
+    def propose(self, spec: RequestSpec, host: str, assignment: HardwareAssignment | None = None) -> None:
         """Remember that the server was proposed for the host."""
         columns = self._columns
         generation = int(columns.own["generations"][columns.base.rows[host]])
-        self._proposals[spec.server] = _Proposal(host, generation, spec.resources, spec.group, fitting,
+        self._proposals[spec.server] = _Proposal(host, generation, spec.resources, spec.group, assignment,
                                                  self._clock.monotonic())
 
     def withdraw(self, servers: Iterable[str]) -> None:
@@ -215,5 +215,5 @@ class Hosts:
         for server, proposal in list(self._proposals.items()):
             row = columns.base.rows.get(proposal.host)
             moved = row is None or int(columns.own["generations"][row]) != proposal.generation
-            if moved or moment - proposal.at > PROPOSAL:
+            if moved or moment - proposal.at > PROPOSAL_SECONDS:
                 del self._proposals[server]

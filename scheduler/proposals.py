@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.models import Explanation, RequestSpec, Selection
-from scheduler.explain import explain
-from scheduler.hosts import Around, Hosts
-from scheduler.select import Choice, Options, select
+from scheduler.hosts import Hosts, RequestFacts
+from scheduler.selection import Choice, SelectionOptions, explain, select
 
 
 class Proposals:
     """The scheduler without its threads and sockets."""
 
-    def __init__(self, hosts: Hosts, options: Options) -> None:
+    def __init__(self, hosts: Hosts, options: SelectionOptions) -> None:
         self._hosts = hosts
         self._options = options
 
@@ -39,7 +38,7 @@ class Proposals:
             choices = self._last_resort(specs, choices, around)
         for spec, choice in zip(specs, choices, strict=True):
             for host in choice.selection.hosts[:1]:
-                self._hosts.propose(spec, host, choice.fitting)
+                self._hosts.propose(spec, host, choice.assignment)
         return [choice.selection for choice in choices]
 
     def explain(self, spec: RequestSpec) -> Explanation:
@@ -51,13 +50,13 @@ class Proposals:
         self._hosts.refresh(at_once=True)
         return explain(self._hosts.snapshot(self._hosts.around([spec])), spec, self._options)
 
-    def _last_resort(self, specs: Sequence[RequestSpec], choices: list[Choice], around: Around) -> list[Choice]:
+    def _last_resort(self, specs: Sequence[RequestSpec], choices: list[Choice], around: RequestFacts) -> list[Choice]:
         """Again for the servers that found none, on what is free less only this request's own choices."""
         snapshot = self._hosts.snapshot(around, proposals=False)
         missing = []
         for number, choice in enumerate(choices):
             for host in choice.selection.hosts[:1]:
-                snapshot.take(host, specs[number].resources, specs[number].group, choice.fitting)
+                snapshot.take(host, specs[number].resources, specs[number].group, choice.assignment)
             if not choice.selection.hosts:
                 missing.append(number)
         for number, choice in zip(missing, select(snapshot, [specs[number] for number in missing], self._options),

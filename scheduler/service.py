@@ -14,21 +14,22 @@ from collections.abc import Callable
 from oslo_config import cfg
 
 from common import errors, service
+from common.broker_identities import SCHEDULER
 from common.clock import Clock
 from common.models import Explanation, RequestSpec, Selection
-from common.notifications.options import Telling
+from common.notifications.options import NotificationSettings
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
-from common.store import services
 from common.store.engine import Store
-from common.store.version import await_fitting, guarded
+from common.store.hosts import services
+from common.store.version import await_version, guarded
 from scheduler import filters, weighers
-from scheduler.hosts import Hosts, Wants
+from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals
-from scheduler.select import Options
+from scheduler.selection import SelectionOptions
 
 log = logging.getLogger(__name__)
-BEAT = 10.0      # seconds between two signs of life
+HEARTBEAT_SECONDS = 10.0      # seconds between two signs of life
 
 
 class OneAtATime:
@@ -49,19 +50,19 @@ class OneAtATime:
             return self._proposals.explain(spec)
 
 
-def options(conf: cfg.ConfigOpts) -> Options:
+def options(conf: cfg.ConfigOpts) -> SelectionOptions:
     """What the configuration says about choosing; ends the process when a filter or weigher is unknown."""
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
-        return Options(filters.load(conf), weighers.load(conf), conf.conductor.max_attempts,
+        return SelectionOptions(filters.load(conf), weighers.load(conf), conf.conductor.max_attempts,
                        tuple(metrics) if conf.metrics.required else ())
     except (filters.UnknownFilter, weighers.UnknownWeigher) as problem:
         sys.exit(f"kilonova-scheduler: {problem}")
 
 
-def wants(conf: cfg.ConfigOpts) -> Wants:
+def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
     """What of the hosts somebody looks at, as far as it is not read anyway."""
-    return Wants(conf.scheduler.default_availability_zone, conf.scheduler.build_failure_pause,
+    return ReadOptions(conf.scheduler.default_availability_zone, conf.scheduler.build_failure_pause,
                  metrics=bool(conf.metrics.weight_setting),
                  images=bool(conf.scheduler.image_props_weight_multiplier or conf.scheduler.image_props_weight_setting))
 
@@ -70,11 +71,11 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Open the store and the broker, answer requests; returns what closes them."""
     wanted = options(conf)
     name, name_file = service.own_name(conf.state_dir, "scheduler", conf.host)
-    store = guarded(Store.opened(conf.database, telling=Telling.of(conf)))
-    await_fitting(store)
-    transport = Transport(conf)
+    store = guarded(Store.opened(conf, notifications=NotificationSettings.of(conf)))
+    await_version(store)
+    transport = Transport(conf, role=SCHEDULER)
     store.write(lambda tx: services.enrol(tx, conf.host, services.SCHEDULER))
-    scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), wants(conf)), wanted)))
+    scheduler_rpc.serve(transport, name, OneAtATime(Proposals(Hosts(store, Clock(), read_options(conf)), wanted)))
     stop = threading.Event()
     threading.Thread(target=_beat, args=(store, conf.host, stop), name="heartbeat", daemon=True).start()
 
@@ -92,7 +93,7 @@ def _beat(store: Store, host: str, stop: threading.Event) -> None:
             store.write(lambda tx: services.beat(tx, [host], services.SCHEDULER))
         except errors.Unavailable as problem:
             log.warning("no heartbeat: %s; trying again", problem)
-        stop.wait(BEAT)
+        stop.wait(HEARTBEAT_SECONDS)
 
 
 def main() -> None:

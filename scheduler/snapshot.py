@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models import Cell, Device, Fitting
+from common.models import Device, HardwareAssignment, NumaNode
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -67,12 +67,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What of a host is given out piece by piece: its cells and devices, and what its guests hold of them. Hosts that
-    are alike and hold nothing share one object."""
+    """What of a host is given out piece by piece: its NUMA nodes and devices, and what its guests hold of them. Hosts
+    that are alike and hold nothing share one object."""
 
-    cells: Sequence[Cell]
+    numa_nodes: Sequence[NumaNode]
     devices: Sequence[Device]
-    held: Sequence[Fitting]
+    held: Sequence[HardwareAssignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,44 +108,37 @@ class TraitMasks(Mapping[str, Mask]):
 
 @dataclass(slots=True)
 class Snapshot:
-    """All hosts. ``take`` is the only method that changes it.
+    """All hosts. ``take`` is the only method that changes it."""
 
-    servers: guests on the host, in any state. working: actions that weigh on the host's disk and network now.
-    failures: builds that failed there in a row. waits: seconds until a host that was left out for them is tried again
-    (0: at once); pause: from one try to the next. facts[kinds[row]] are the facts of a host: hypervisor_type,
-    hypervisor_version, cpu_info, supported_instances ..., without what differs for each host. devices: PCI devices that
-    nobody holds. parts: only of hosts with cells or devices. places: where the servers are that hints of the request
-    name (server id -> host), of its own project; places_by_project has those of all requests in hand. images: read
-    when some weigher asks for them.
-    """
-
-    names: list[str] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-    seeds: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    served: Mask = field(default_factory=no_mask)
+    names: list[str] = field(default_factory=list)                      #: of each row
+    rows: dict[str, int] = field(default_factory=dict)                  #: name -> row
+    seeds: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))   #: break near ties
+    served: Mask = field(default_factory=no_mask)                       #: has a compute service
     disabled: Mask = field(default_factory=no_mask)
     forced_down: Mask = field(default_factory=no_mask)
     up: Mask = field(default_factory=no_mask)
-    zones: Numbers = field(default_factory=no_numbers)
+    zones: Numbers = field(default_factory=no_numbers)                  #: number of the availability zone
     zone_numbers: dict[str, int] = field(default_factory=dict)
-    stock: dict[str, Stock] = field(default_factory=dict)
+    stock: dict[str, Stock] = field(default_factory=dict)               #: by resource class
     traits: Mapping[str, Mask] = field(default_factory=dict)
-    servers: Numbers = field(default_factory=no_numbers)
-    working: Numbers = field(default_factory=no_numbers)
-    failures: Numbers = field(default_factory=no_numbers)
-    waits: Numbers = field(default_factory=no_numbers)
-    versions: Numbers = field(default_factory=no_numbers)
-    kinds: Numbers = field(default_factory=no_numbers)
+    servers: Numbers = field(default_factory=no_numbers)                #: guests there, in any state
+    working: Numbers = field(default_factory=no_numbers)                #: actions that weigh on disk and network now
+    failures: Numbers = field(default_factory=no_numbers)               #: builds that failed there in a row
+    waits: Numbers = field(default_factory=no_numbers)                  #: seconds until one is tried; 0: at once
+    versions: Numbers = field(default_factory=no_numbers)               #: of the hypervisor
+    kinds: Numbers = field(default_factory=no_numbers)                  #: facts[kinds[row]] are those of a host
+    #: hypervisor_type, hypervisor_version, cpu_info, supported_instances ..., without what differs for each host.
     facts: list[Mapping[str, Any]] = field(default_factory=list)
-    metrics: dict[str, Floats] = field(default_factory=dict)       # NaN where a host does not tell
+    metrics: dict[str, Floats] = field(default_factory=dict)            #: NaN where a host does not say
     aggregates: list[Aggregate] = field(default_factory=list)
-    parts: MutableMapping[int, Parts] = field(default_factory=dict)
+    parts: MutableMapping[int, Parts] = field(default_factory=dict)     #: only of hosts with NUMA nodes or devices
     groups: dict[str, Group] = field(default_factory=dict)
+    #: Where the servers are that hints of the request name (server id -> host), of its own project.
     places: Mapping[str, str] = field(default_factory=dict)
-    places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    devices: Numbers = field(default_factory=no_numbers)
-    images: list[ImageOnHosts] = field(default_factory=list)
-    pause: int = 300
+    places_by_project: Mapping[str, Mapping[str, str]] = field(default_factory=dict)    #: of all requests in hand
+    devices: Numbers = field(default_factory=no_numbers)                #: PCI devices that nobody holds
+    images: list[ImageOnHosts] = field(default_factory=list)            #: read when some weigher asks for them
+    pause: int = 300                                                    #: seconds from one try to the next
 
     def copy(self) -> Snapshot:
         """One that can be taken from; what ``take`` does not change is shared."""
@@ -156,7 +149,7 @@ class Snapshot:
             groups={name: replace(group, members=dict(group.members)) for name, group in self.groups.items()})
 
     def take(self, host: str, resources: Mapping[str, int], group: str | None = None,
-             fitting: Fitting | None = None) -> None:
+             assignment: HardwareAssignment | None = None) -> None:
         """Count a server as placed on the host, if the host is known."""
         row = self.rows.get(host)
         if row is None:
@@ -172,6 +165,6 @@ class Snapshot:
         if group in self.groups:
             members = self.groups[group].members
             members[row] = members.get(row, 0) + 1
-        if fitting is not None and row in self.parts:
-            self.parts[row] = replace(self.parts[row], held=[*self.parts[row].held, fitting])
-            self.devices[row] -= len(fitting.devices)
+        if assignment is not None and row in self.parts:
+            self.parts[row] = replace(self.parts[row], held=[*self.parts[row].held, assignment])
+            self.devices[row] -= len(assignment.devices)

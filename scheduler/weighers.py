@@ -2,8 +2,10 @@
 """Weighers: a number for each host, of which more is better; a negative multiplier turns it round.
 
 ``load`` makes those of a configuration, once, when the scheduler starts: the table has Nova's names, installed
-distributions add their own as entry points. ``scheduler.score`` normalises each over the hosts that passed, multiplies
-and adds. The multiplier's name is an option of ``[scheduler]`` and a key of aggregates' metadata, which comes first.
+distributions add their own as entry points. ``scores`` says how good each host is for a request: each weigher is spread
+over 0 to 1, over the hosts that passed, and multiplied; near ties are broken by a number drawn from the server's id and
+the host's name, so that parallel requests spread. The multiplier's name is an option of ``[scheduler]`` and a key of
+aggregates' metadata, which comes first.
 """
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ from oslo_config import cfg
 from common.hardware import hardware
 from common.models import RequestSpec
 from scheduler import third_parties
+from scheduler.columns import seed
 from scheduler.snapshot import Floats, Numbers, Snapshot
 
+# hosts whose scores differ by less, of the sum of multipliers, count as equally good
+NEAR_TIE = 0.01
+# a multiplier beyond it is there to settle all, and blurs no other
+MAX_BLURRED_MULTIPLIER = 10.0
 ENTRY_POINTS = "kilonova.scheduler.weighers"
-MANY = 100          # free devices of a host beyond which more make no difference
+MAX_COUNTED_DEVICES = 100          # free devices of a host beyond which more make no difference
 Weigh = Callable[[Snapshot, RequestSpec, Numbers], "Floats | None"]
 Step = Callable[[Snapshot, RequestSpec], float]
 
@@ -68,13 +75,13 @@ def _plain(weigher: Weigher) -> Factory:
 
 def _devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
     """Hosts with few free devices first: those with many are kept for servers that want many."""
-    return -np.minimum(snapshot.devices[rows], MANY).astype(np.float64)
+    return -np.minimum(snapshot.devices[rows], MAX_COUNTED_DEVICES).astype(np.float64)
 
 
 def _devices_step(snapshot: Snapshot, spec: RequestSpec) -> float:
     if spec.flavor is None or spec.is_rebuild or not snapshot.devices.any():
         return 0.0
-    return float(sum(wish.count for wish in hardware(spec.flavor, spec.image_properties).devices))
+    return float(sum(request.count for request in hardware(spec.flavor, spec.image_properties).devices))
 
 
 def _members(policy: str, sign: int, key: str) -> Factory:
@@ -182,3 +189,77 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, float]:
         if not name.strip() or not math.isfinite(found[name.strip()]):
             raise UnknownWeigher(f"{option}: {text!r} is not name=number")
     return found
+
+
+# --- scores ---
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of the hosts in the rows asked for: the score, and what each server that is placed adds to it."""
+
+    score: Floats
+    step: Floats | float
+
+
+def scores(snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]) -> Scores:
+    """Score the hosts in these rows."""
+    score, steps, spread = np.zeros(rows.size), _Steps(), 0.0
+    overridden = _overridden(snapshot, weighers)
+    for weigher in weighers:
+        multiplier: Floats | float = weigher.multiplier
+        if weigher.key in overridden:
+            multiplier = overridden[weigher.key][rows]
+        elif not weigher.multiplier:
+            continue
+        weights = weigher.weigh(snapshot, spec, rows)
+        if weights is None:
+            continue
+        low, high = float(weights.min()), float(weights.max())
+        step = weigher.step(snapshot, spec)
+        if high > low:
+            weights -= low
+            weights *= multiplier / (high - low)
+            score += weights
+            spread += min(MAX_BLURRED_MULTIPLIER, float(np.abs(multiplier).max()))
+        if step:
+            steps.add(multiplier * (step / max(high - low, abs(step))))
+    score += NEAR_TIE * (spread or 1.0) * _lots(snapshot, spec, rows)
+    return Scores(score, steps.total)
+
+
+class _Steps:
+    """A sum that stays one number while all its parts are."""
+
+    def __init__(self) -> None:
+        self.total: Floats | float = 0.0
+
+    def add(self, part: Floats | float) -> None:
+        self.total = self.total + part
+
+
+def _overridden(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
+    """Multipliers that aggregates set, a number a host: the smallest of several, the option's where none sets it.
+    A word that is no number counts for nothing, together with all else that is said for that host."""
+    found: dict[str, Floats] = {}
+    wrong: dict[str, list[int]] = {}
+    options = {weigher.key: weigher.multiplier for weigher in weighers}
+    for number, aggregate in enumerate(snapshot.aggregates):
+        for key in aggregate.meta.keys() & options.keys():
+            least = found.setdefault(key, np.full(len(snapshot.names), np.inf))
+            try:
+                value = float(aggregate.meta[key])
+            except ValueError:
+                wrong.setdefault(key, []).append(number)
+            else:
+                if np.isfinite(value):
+                    np.minimum(least, value, out=least, where=aggregate.members)
+    for key, least in found.items():
+        for number in wrong.get(key, ()):
+            least[snapshot.aggregates[number].members] = np.inf
+        least[np.isinf(least)] = options[key]
+    return found
+
+
+def _lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats:
+    """A number from 0 to 1 for each host, drawn from the server's id and the host's name."""
+    mixed = (snapshot.seeds[rows] ^ np.uint64(seed(spec.server))) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(40)).astype(np.float64) / 2.0 ** 24

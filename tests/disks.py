@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from compute_agent.virt.libvirt.images import Cached
+from compute_agent.virt.libvirt.images import CachedImage
 
 #: The checksum in the name of a base.
 CHECKSUM = re.compile(r"(?<=base)\.sha\d+-[0-9a-f]+\.(qcow2|raw)")
@@ -28,7 +28,7 @@ def base(folder: Path) -> Path:
     return found
 
 
-def cached(path: Path, disk_format: str, virtual_size: int) -> Cached:
+def cached(path: Path, disk_format: str, virtual_size: int) -> CachedImage:
     """A file as the cache has it."""
     checksum = hashlib.sha512(path.read_bytes()).hexdigest()
-    return Cached(path.rename(path.with_name(f"sha512-{checksum}.{disk_format}")), disk_format, virtual_size)
+    return CachedImage(path.rename(path.with_name(f"sha512-{checksum}.{disk_format}")), disk_format, virtual_size)

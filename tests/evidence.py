@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.clock import SECOND
-from common.store.actions import ENDED
 from common.store.doctor import Finding
 from common.store.engine import Store
+from common.store.servers.actions import ENDED
 
 #: Of each log, lines: where something concerns the test, and where nothing does; and of all logs together.
 CONCERNING, OTHERS, ALL_LOGS = 15, 3, 120

@@ -7,9 +7,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import ids
-from common.models import HostInventory
-from common.store import aggregates, flavors, hosts, keypairs, schema, server_groups, services
+from common.models import HostInventory, ImageRef
+from common.store import schema
 from common.store.engine import Store
+from common.store.hosts import aggregates, cached_images, host_images, hosts, services
+from common.store.servers import server_groups
+from common.store.tenants import flavors, keypairs
 
 
 def all_told(store: Store) -> list[Any]:
@@ -30,7 +33,7 @@ def story_of_nouns(store: Store) -> list[str]:
     flavor = {"flavorid": "f1", "name": "big", "vcpus": 1, "memory_mb": 64, "root_gb": 1, "ephemeral_gb": 0,
               "swap_mb": 0, "rxtx_factor": 1.0, "description": None, "is_public": False}
     key = {"user_id": "u", "name": "k", "type": "ssh", "fingerprint": "1e:2c", "public_key": "ssh-ed25519 AAAA"}
-    do(hosts.hello, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000))
+    do(hosts.register, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000))
     service = store.read(lambda tx: services.list_all(tx, "h1", services.COMPUTE))[0]
     do(services.set_state, service.uuid, disabled=True, disabled_reason="r")
     do(services.fence, "h1")
@@ -40,6 +43,9 @@ def story_of_nouns(store: Store) -> list[str]:
     do(aggregates.add_host, number, "h1", "nova")
     do(aggregates.update, number, "nova", name="b")
     do(aggregates.update, number, "nova", meta={"ssd": "true"}, what="metadata of aggregate")
+    do(lambda tx: cached_images.ask(tx, *aggregates.show(tx, number), [ImageRef("i1")]))
+    do(host_images.record, "h1", {"i1": ""})
+    do(cached_images.settle)
     do(aggregates.remove_host, number, "h1", "nova")
     do(aggregates.delete, number)
     row = do(flavors.create, flavor)
@@ -57,8 +63,10 @@ def story_of_nouns(store: Store) -> list[str]:
     do(server_groups.delete, group)
     do(services.remove, service)
     return ["service.create", "service.update", "service.update", "service.update",
-            *(f"aggregate.{verb}.{phase}" for verb in ("create", "add_host", "update_prop", "update_metadata",
-                                                       "remove_host", "delete") for phase in ("start", "end")),
+            *(f"aggregate.{verb}.{phase}" for verb in ("create", "add_host", "update_prop", "update_metadata")
+              for phase in ("start", "end")),
+            *(f"aggregate.cache_images.{phase}" for phase in ("start", "progress", "end")),
+            *(f"aggregate.{verb}.{phase}" for verb in ("remove_host", "delete") for phase in ("start", "end")),
             "flavor.create", *["flavor.update"] * 4, "flavor.delete",
             *(f"keypair.{verb}.{phase}" for verb in ("create", "delete", "import") for phase in ("start", "end")),
             "server_group.create", "server_group.add_member", "server_group.delete", "service.delete"]

@@ -8,6 +8,7 @@ tried, so that a dead neighbour costs its callers no time. keystoneauth is impor
 """
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 from common import errors
 
+log = logging.getLogger(__name__)
 FAILURES, PAUSE = 3, 2.0
 MAX_WAIT_SECONDS = 10.0     #: of what a neighbour may ask for with Retry-After
 
@@ -72,14 +74,32 @@ class Breaker:
                 self._open_until = self.monotonic() + PAUSE
 
 
+def judged(session: Any, refusal: Callable[[str], str]) -> Any:
+    """keystoneauth's session that asks no plain URL for which there is a ``refusal``, not even after a redirection or
+    where a catalogue has one."""
+    from keystoneauth1.session import TCPKeepAliveAdapter
+    from requests.exceptions import ConnectionError as Refused
+
+    class Judge(TCPKeepAliveAdapter):
+        def send(self, request: Any, *arguments: Any, **more: Any) -> Any:
+            if why := refusal(request.url):
+                log.error("%s", why)
+                raise Refused(why)
+            return super().send(request, *arguments, **more)
+    session.session.adapters["http://"] = Judge()
+    return session
+
+
 @dataclass
 class Http:
-    """A neighbour: its name in sentences ("network service"), where it is, and seconds for an answer to begin."""
+    """A neighbour: its name in sentences ("network service"), where it is, and seconds for an answer to begin.
+    ``verify``: the file of the authority that signs its certificate, instead of those that the system knows."""
 
     name: str
     endpoint: str | Callable[[], str]
     timeout: float = 10
     breaker: Breaker = field(default_factory=Breaker)
+    verify: bool | str = True
     _session: Any = field(default=None, repr=False)
 
     def base(self) -> str:
@@ -110,8 +130,13 @@ class Http:
                                      wait_of(answer))
         return answer
 
+    def _refusal(self, url: str) -> str:
+        """Who is asked over TLS is never asked without."""
+        return f"the {self.name} leads from https:// to {url[:200]}, which is refused" if (
+            self.base().startswith("https://")) else ""
+
     def _http(self) -> Any:
         if self._session is None:
             from keystoneauth1 import session
-            self._session = session.Session(timeout=self.timeout)
+            self._session = judged(session.Session(timeout=self.timeout, verify=self.verify), self._refusal)
         return self._session

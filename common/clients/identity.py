@@ -8,27 +8,35 @@ new one once a minute.
 """
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import errors
-from common.clients.http import Breaker
+from common import errors, tls
+from common.clients.http import Breaker, judged
+from common.config import ConfigError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 KEEP = 60.0                 # seconds that a catalogue's silence about a service is believed
 READ = 30.0                 # seconds that the identity service has to answer
 WAIT = 2.0                  # seconds that services wait for a token; commands, who have nothing else to do, wait READ
 RENEW, GOOD = 120, 15       # seconds before its end from which a token is renewed, and until which it is given out
+#: Services of the catalogue, and where each may be configured instead.
+SECTIONS = {"image": "image", "network": "network", "shared-file-system": "share", "sharev2": "share"}
 NO_TOKEN = "The identity service gives Kilonova no token; check [identity] and that it runs."
 
 
-class Identity:
+class IdentityClient:
     """Kilonova's user; made after the process has forked. Thread-safe.
+
+    Raises ConfigError where plain text would travel to a neighbour on another machine.
 
     Args:
         wait: seconds that callers wait for an answer, from when it was asked for.
@@ -36,9 +44,11 @@ class Identity:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, wait: float = WAIT, fetch: Callable[[], Any] | None = None) -> None:
+        tls.of_neighbours(conf)
         self._conf, self._wait, self._fetch = conf, wait, fetch or self._log_in
         self._lock, self._breaker = threading.Lock(), Breaker()
         self._known: Any = None
+        self._complained: set[str] = set()
         self._known_since = 0.0
         self._coming: tuple[float, Future[Any]] | None = None        # since when a new one is being fetched
 
@@ -98,6 +108,15 @@ class Identity:
         """
         return self._endpoint(self._conf.network.endpoint, "network")
 
+    def share_url(self) -> str | None:
+        """The shared file system service's URL ([share] endpoint, else from the catalogue); None: there is none.
+
+        Raises:
+            Unavailable: the catalogue cannot be read now.
+        """
+        configured = self._conf.share.endpoint
+        return self._endpoint(configured, "shared-file-system") or self._endpoint(configured, "sharev2")
+
     def _endpoint(self, configured: str | None, kind: str) -> str | None:
         """Of a neighbour; None: the catalogue does not name it, nor did it a minute ago."""
         if configured:
@@ -114,7 +133,20 @@ class Identity:
             found = access.service_catalog.url_for(service_type=kind, region_name=self._conf.identity.region)
         except exceptions.EndpointNotFound:
             return None
-        return str(found) if found else None
+        return self._judged(kind, str(found)) if found else None
+
+    def _judged(self, kind: str, url: str) -> str:
+        """Raises Unavailable: nothing is sent there as plain text; what waits goes on when that has been mended."""
+        section = SECTIONS[kind]
+        try:
+            return tls.of_neighbour(self._conf, f"the catalogue's endpoint of {kind}", url,
+                                    f"let the catalogue name an https:// URL, give one as [{section}] endpoint")
+        except ConfigError as problem:
+            if url not in self._complained:
+                self._complained.add(url)
+                log.error("%s", problem)
+            raise errors.Unavailable(f"The endpoint of {kind} in the catalogue is plain text, which is refused; tell "
+                                     "your operator.") from problem
 
     # --- one token for all ---
     def _access(self, fresh: bool = False) -> Any:
@@ -162,4 +194,5 @@ class Identity:
         password = v3.Password(auth_url=own.auth_url, username=own.username, password=own.password,
                                user_domain_name=own.domain, project_name=own.project_name,
                                project_domain_name=own.domain)
-        return password.get_access(session.Session(timeout=READ))
+        return password.get_access(judged(session.Session(timeout=READ), partial(
+            tls.refusal_of_neighbour, self._conf, "[identity] auth_url leads to another address")))

@@ -62,13 +62,14 @@ def image_of(answer: dict[str, Any]) -> Image:
 
 
 @dataclass
-class Client:
+class ImageClient:
     """One process's way to the image service.
 
     Args:
         endpoint: its URL, with or without /v2.
         cache_seconds: how long a found image is remembered; 0: not at all.
         timeout: seconds for an answer to begin.
+        verify: the file of the authority that signs its certificate; True: those that the system knows.
         require: asked of each image that ``show`` finds, before it is remembered; raises what speaks against it.
     """
 
@@ -77,11 +78,12 @@ class Client:
     timeout: float = 10
     monotonic: Callable[[], float] = time.monotonic
     require: Callable[[Image], None] | None = None
+    verify: bool | str = True
     _found: dict[tuple[str, str], tuple[float, Image]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        self._http = Http("image service", self.endpoint, self.timeout)
+        self._http = Http("image service", self.endpoint, self.timeout, verify=self.verify)
 
     def show(self, image_id: str, token: str) -> Image:
         """The image, if the token may see it.

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from oslo_config import cfg
 
-from common import errors
+from common import errors, tls
 from common.clients.http import Breaker
 from common.config import ConfigError
 
@@ -44,7 +44,7 @@ class Reader(Protocol):
     def get_project_limits(self, project_id: str, resource_names: Any) -> list[tuple[str, int]]: ...
 
 
-class Limits:
+class UnifiedLimits:
     """Limits by resource name; made after the process has forked. Thread-safe.
 
     Args:
@@ -121,7 +121,7 @@ class Limits:
             return self._reader
 
 
-def configured(conf: cfg.ConfigOpts) -> Limits | None:
+def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
     """As [quota] says; None: our own limits are in force.
 
     Raises:
@@ -133,7 +133,7 @@ def configured(conf: cfg.ConfigOpts) -> Limits | None:
         _default(conf)
     except ImportError as problem:
         raise ConfigError(NOT_INSTALLED) from problem
-    return Limits(conf.quota.unified_limits_cache_seconds, _through_oslo)
+    return UnifiedLimits(conf.quota.unified_limits_cache_seconds, _through_oslo)
 
 
 def _default(conf: cfg.ConfigOpts) -> None:
@@ -150,6 +150,11 @@ def _default(conf: cfg.ConfigOpts) -> None:
         defaults |= {"endpoint_service_type": "compute", "endpoint_region_name": own.region}
     for name, value in defaults.items():
         conf.set_default(name, value, group=GROUP)
+    if section.auth_type:
+        conf.register_opts(loading.get_auth_plugin_conf_options(section.auth_type), group=GROUP)
+    for name in ("auth_url", "endpoint_override"):
+        if found := getattr(section, name, None):
+            tls.of_neighbour(conf, f"[{GROUP}] {name}", found)
 
 
 def _through_oslo() -> Reader:

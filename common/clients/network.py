@@ -65,7 +65,7 @@ def _address(fixed: JSON, subnet: JSON, floating: Mapping[str, list[str]]) -> JS
 
 
 @dataclass
-class Client:
+class NetworkClient:
     """One process's way to the network service. Thread-safe.
 
     Args:

@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import quote
 
 from common import errors
-from common.clients.network import JSON, Client, refusal_of
+from common.clients.network import JSON, NetworkClient, refusal_of
 
 ALIAS = "binding-extended"
 FAILED = "binding_failed"
 
 
-class Bindings(Client):
+class Bindings(NetworkClient):
     """A client that also binds ports to more than one host."""
 
     def bindings(self, token: str, port_id: str) -> list[JSON]:

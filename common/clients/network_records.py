@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from common.clients.network import JSON, Client
+from common.clients.network import JSON, NetworkClient
 
 
-class Records(Client):
+class Records(NetworkClient):
     """A client that also makes, changes and removes. Every method raises what the service refuses with: BadRequest,
     Forbidden, NotFound or Conflict; and Unavailable when it does not answer."""
 

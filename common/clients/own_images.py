@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from common import errors
-from common.clients.identity import Identity
-from common.clients.image import Client, Image
+from common.clients.identity import IdentityClient
+from common.clients.image import Image, ImageClient
 
 T = TypeVar("T")
 #: Images of these kinds are seen by everybody who knows their id.
@@ -24,10 +24,10 @@ class OwnImages:
     """One process's way to it; made after the process has forked. Thread-safe. ``timeout``: seconds for an answer to
     begin."""
 
-    def __init__(self, identity: Identity, timeout: float = 10) -> None:
-        self._identity, self._client = identity, Client(identity.image_url, cache_seconds=0, timeout=timeout)
+    def __init__(self, identity: IdentityClient, timeout: float = 10) -> None:
+        self._identity, self._client = identity, ImageClient(identity.image_url, cache_seconds=0, timeout=timeout)
 
-    def ask(self, call: Callable[[Client, str], T]) -> T:
+    def ask(self, call: Callable[[ImageClient, str], T]) -> T:
         """What the call answers, given the client and our token.
 
         Raises:

@@ -7,20 +7,40 @@ list of what is carried out.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from common.hardware import options, placement, refused
-from common.hardware.asked import Asked
-from common.hardware.cells import cells, dedicated, pages
-from common.hardware.devices import OWN as OWN_SPECS
-from common.hardware.devices import devices, with_aliases
-from common.hardware.placement import LOCAL_DISKS, OWN
-from common.hardware.records import ANY, LARGE, NOT_ASKED, SMALL, CellWish, DeviceWish, Hardware
-from common.hardware.topology import topology
+from common.hardware import options
+from common.hardware.cpus import dedicated, numa_nodes, pages, topology
+from common.hardware.options import OPTIONS, devices, with_aliases
+from common.hardware.options import OWN as OWN_SPECS
+from common.hardware.specs import (
+    ANY,
+    LARGE,
+    NOT_ASKED,
+    SMALL,
+    DeviceRequest,
+    Hardware,
+    HardwareSpecs,
+    NumaNodeRequest,
+    one_of,
+    read,
+    refusal,
+    whole,
+)
 from common.models import Flavor
 
-__all__ = ["ANY", "LARGE", "LOCAL_DISKS", "NOT_ASKED", "OWN", "OWN_SPECS", "SMALL", "CellWish", "DeviceWish",
-           "Hardware", "hardware", "resources", "traits", "with_aliases"]
+__all__ = ["ANY", "LARGE", "LOCAL_DISKS", "NOT_ASKED", "OWN", "OWN_SPECS", "SMALL", "DeviceRequest", "Hardware",
+           "NumaNodeRequest", "hardware", "resources", "traits", "with_aliases"]
+#: Resource classes that hosts have, beside those that an operator adds (CUSTOM_*).
+OWN = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
+_RESOURCES, _TRAIT = "resources:", "trait:"
+#: Properties of images that need what not every host's emulator has -> the traits of those that have it.
+_DEVICES = {"hw_disk_bus": "COMPUTE_STORAGE_BUS_", "hw_cdrom_bus": "COMPUTE_STORAGE_BUS_",
+            "hw_video_model": "COMPUTE_GRAPHICS_MODEL_", "hw_vif_model": "COMPUTE_NET_VIF_MODEL_"}
+#: Of hosts whose agent makes disks beside the root disk: one of an earlier release would leave them out.
+LOCAL_DISKS = "CUSTOM_KILONOVA_LOCAL_DISKS"
+_NAME = re.compile("[A-Z0-9_]{1,255}", re.ASCII)
 
 
 def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
@@ -30,24 +50,55 @@ def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
         BadRequest: a value that makes no sense, or something that hosts cannot carry out; it names the extra spec or
             the property.
     """
-    asked = Asked(flavor, properties)
-    refused.check(asked)
+    asked = HardwareSpecs(flavor, properties)
+    options.check(asked)
     sockets, cores, threads_per_core = topology(asked)
     own, threads = dedicated(asked)
     page = pages(asked)
-    return Hardware(sockets, cores, threads_per_core, cells(asked, bool(own or page), page), own, threads, page,
+    return Hardware(sockets, cores, threads_per_core, numa_nodes(asked, bool(own or page), page), own, threads, page,
                     devices(asked), options.options(asked))
 
 
 def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
-    """Resource class -> amount that a server of this flavor and image holds of its host; no zeros.
+    """Resource class -> amount that a server of this flavor and image holds of its host; no zeros, and not nothing: who
+    holds nothing has no place. The scheduler is asked for these amounts, they are claimed, and the doctor proves them.
 
     Raises:
         BadRequest: as ``hardware``.
     """
-    return placement.resources(Asked(flavor, properties))
+    asked = HardwareSpecs(flavor, properties)
+    own = len(dedicated(asked)[0])
+    amounts = dict(zip(OWN, (flavor.vcpus - own, own, flavor.memory_mb, flavor.disk_gb), strict=True))
+    for name, value in asked.specs.items():
+        if name.startswith(_RESOURCES):
+            amount, kind = read(name, value, whole()), name.removeprefix(_RESOURCES)
+            if amount and kind not in OWN and not (kind.startswith("CUSTOM_") and _NAME.fullmatch(kind)):
+                raise refusal(name, "hosts of this cloud have no such resource.")
+            if kind != "PCPU":          # which says what the flavor's CPUs are
+                amounts[kind] = amount
+    held = {kind: amount for kind, amount in amounts.items() if amount}
+    if not held:
+        raise refusal(_RESOURCES + "VCPU", "a server must take something of its host; leave it at least one resource.")
+    return held
 
 
 def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """The traits that a host must have, and those that it must not have, sorted. Raises BadRequest."""
-    return placement.traits(Asked(flavor, properties))
+    asked = HardwareSpecs(flavor, properties)
+    found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
+    for given, words in ((asked.specs, ("required", "forbidden")), (asked.properties, ("required",))):
+        for name, value in given.items():
+            if name.startswith(_TRAIT):
+                trait = name.removeprefix(_TRAIT)
+                if not _NAME.fullmatch(trait):
+                    raise refusal(name, "a trait's name has capital letters, digits and underscores only.")
+                found[read(name, value, one_of(*words))].add(trait)
+    if asked.flavor.ephemeral_gb or asked.flavor.swap_mb:
+        found["required"].add(LOCAL_DISKS)
+    for option in OPTIONS:
+        model = asked.image(option.image, option.parse) if option.image in _DEVICES else None
+        if model and model != "none":
+            found["required"].add(_DEVICES[option.image] + model.upper())
+    for trait in sorted(found["required"] & found["forbidden"]):
+        raise refusal(_TRAIT + trait, "required and forbidden at once, by the image and the flavor.")
+    return sorted(found["required"]), sorted(found["forbidden"])

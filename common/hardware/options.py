@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small things of a guest's hardware: one line in a table for each, and what excludes what.
+"""The rest of a guest's hardware: one line in a table for each option, PCI devices, and what is refused.
 
-Pure. The keys and their values are the interface to the drivers; docs/flavors.md lists them.
+Pure. The keys of ``OPTIONS`` and their values are the interface to the drivers; docs/flavors.md lists them. A flavor
+names PCI devices by aliases, which only the API's configuration explains: the API resolves them when it freezes the
+flavor into a server (``with_aliases``), under a key that nobody is shown; everybody else reads the resolved form. What
+flavors and images can ask for elsewhere, and hosts of ours do not carry out, is refused, never passed over: a line of
+``SPECS`` and ``IMAGES`` is a name and the values of it that ask for nothing.
 Must stay true: a key is there only when a flavor or an image asked for it, and drivers carry out each of its values.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.hardware.asked import Asked, refusal
-from common.hardware.values import one_of, truth, whole
+from common.hardware.specs import FALSE, DeviceRequest, HardwareSpecs, one_of, refusal, truth, whole
+from common.models import Flavor
 
-_MOST_QUEUES = 256          # of a tap device
-_MOST_VIDEO_MB = 1024
+_MAX_QUEUES = 256          # of a tap device
+_MAX_VIDEO_MB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ OPTIONS = (
     Option("hpet", _yes_no, "", "hw_time_hpet"),
     Option("vif_queues", _only_yes, "hw:vif_multiqueue_enabled", "hw_vif_multiqueue_enabled"),
     Option("video_model", one_of("vga", "cirrus", "qxl", "virtio", "bochs", "none"), "", "hw_video_model"),
-    Option("video_ram_mb", _number(1, _MOST_VIDEO_MB), "", "hw_video_ram"),
+    Option("video_ram_mb", _number(1, _MAX_VIDEO_MB), "", "hw_video_ram"),
     Option("disk_bus", one_of("virtio", "scsi", "sata", "ide", "usb"), "", "hw_disk_bus"),
     Option("cdrom_bus", one_of("ide", "sata", "scsi", "usb"), "", "hw_cdrom_bus"),
     Option("scsi_model", one_of("virtio-scsi", "lsilogic"), "", "hw_scsi_model"),
@@ -107,7 +113,7 @@ OPTIONS = (
 WATCHDOG = _unless("disabled", "none", "pause", "poweroff", "reset")
 
 
-def options(asked: Asked) -> dict[str, str]:
+def options(asked: HardwareSpecs) -> dict[str, str]:
     """``Hardware.options``. Raises BadRequest."""
     found: dict[str, str] = {}
     for option in OPTIONS:
@@ -138,7 +144,7 @@ def _check_limits(found: dict[str, str]) -> None:
                 raise refusal(f"quota:vif_{way}_{what}", f"only beside quota:vif_{way}_average.")
 
 
-def _check_rng(found: dict[str, str], asked: Asked) -> None:
+def _check_rng(found: dict[str, str], asked: HardwareSpecs) -> None:
     if "rng_period" in found and "rng_bytes" not in found:
         raise refusal("hw_rng:rate_period", "only beside hw_rng:rate_bytes.")
     if "rng_bytes" in found:
@@ -158,7 +164,7 @@ def _check_machine(found: dict[str, str]) -> None:
         raise refusal("os_require_quiesce", "needs the guest agent, and hw_qemu_guest_agent says there is none.")
 
 
-def _check_video(found: dict[str, str], asked: Asked) -> None:
+def _check_video(found: dict[str, str], asked: HardwareSpecs) -> None:
     most = asked.spec("hw_video:ram_max_mb", whole()) or 0
     if "video_ram_mb" in found and found.get("video_model") in ("virtio", "none"):
         raise refusal("hw_video_ram", f"hw_video_model={found['video_model']} has no memory of its own.")
@@ -167,11 +173,118 @@ def _check_video(found: dict[str, str], asked: Asked) -> None:
                                       "image cannot choose.")
 
 
-def _set_queues(found: dict[str, str], asked: Asked) -> None:
+def _set_queues(found: dict[str, str], asked: HardwareSpecs) -> None:
     if found.pop("vif_queues", None) is None:
         return
     if found.get("vif_model", "virtio") != "virtio":
         raise refusal("hw_vif_multiqueue_enabled", f"interfaces of model {found['vif_model']} have one queue; use "
                                                    "hw_vif_model=virtio.")
     if asked.flavor.vcpus > 1:
-        found["vif_queues"] = str(min(asked.flavor.vcpus, _MOST_QUEUES))
+        found["vif_queues"] = str(min(asked.flavor.vcpus, _MAX_QUEUES))
+
+
+# --- PCI devices ---
+ALIAS = "pci_passthrough:alias"
+OWN = "kilonova:"          #: keys of extra specs that only we write
+RESOLVED = OWN + "devices"
+MAX_DEVICES = 64                  #: devices of one guest
+_ALIAS_COUNT = re.compile(r"\s*([^\s:=|,]{1,255}):([0-9]{1,4})\s*", re.ASCII)
+_ANSWER = re.compile(r"([^:=|,]+)=([0-9a-f:|]+):([0-9]{1,4})", re.ASCII)
+
+
+def requests(text: str) -> list[tuple[str, int]]:
+    """``name:count,...`` as (name, count). ValueError says what is wrong."""
+    found = [_ALIAS_COUNT.fullmatch(part) for part in text.split(",")]
+    pairs = [(match[1], int(match[2])) for match in found if match]
+    counts = [count for _, count in pairs]
+    if len(pairs) != len(found) or not all(counts) or sum(counts) > MAX_DEVICES:
+        raise ValueError("is not name:count, or several of these with commas between, of at most "
+                         f"{MAX_DEVICES} devices")
+    return pairs
+
+
+def with_aliases(flavor: Flavor, aliases: Mapping[str, Sequence[tuple[str, str]]]) -> Flavor:
+    """The flavor as it is frozen into a server: what it calls PCI devices explained.
+
+    Args:
+        aliases: name -> the kinds of devices, as (vendor, product), that it stands for.
+    Raises:
+        BadRequest: a name that is not configured.
+    """
+    specs = {key: value for key, value in flavor.extra_specs.items() if not key.startswith(OWN)}
+    resolved = []
+    for name, count in HardwareSpecs(flavor, {}).spec(ALIAS, requests) or ():
+        if name not in aliases:
+            raise refusal(ALIAS, f"{name[:80]!r} is not an alias that [api] pci_alias has.")
+        kinds = "|".join(sorted({f"{vendor}:{product}" for vendor, product in aliases[name]}))
+        resolved.append(f"{name}={kinds}:{count}")
+    if resolved:
+        specs[RESOLVED] = ",".join(resolved)
+    return dataclasses.replace(flavor, extra_specs=specs)
+
+
+def devices(asked: HardwareSpecs) -> tuple[DeviceRequest, ...]:
+    """The PCI devices that a frozen flavor asks for."""
+    if ALIAS in asked.specs and RESOLVED not in asked.specs:
+        raise refusal(ALIAS, "its names are not explained; set [api] pci_alias.")
+    return tuple(_request(part) for part in asked.specs.get(RESOLVED, "").split(",") if part)
+
+
+def _request(text: str) -> DeviceRequest:
+    match = _ANSWER.fullmatch(text)
+    if match is None:
+        raise refusal(ALIAS, "its explanation cannot be read; resize the server to the flavor again.")
+    kinds = tuple((vendor, product) for vendor, _, product in (kind.partition(":") for kind in match[2].split("|")))
+    return DeviceRequest(match[1], int(match[3]), kinds)
+
+
+# --- what is refused ---
+_NO, _NEVER = FALSE, frozenset[str]()
+_NONE, _ZERO = frozenset(("none", "disabled", "")), frozenset(("0",))
+
+SPECS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("hw:mem_encryption", "hw:cpu_realtime", "hw:locked_memory", "hw:virtio_packed_ring",
+                     "hw:ephemeral_encryption"), _NO),
+    **dict.fromkeys(("hw:mem_encryption_model", "hw:pmem", "hw:tpm_model", "hw:tpm_version", "hw:tpm_secret_security",
+                     "hw:cpu_realtime_mask", "hw:emulator_threads_policy", "hw:viommu_model", "hw:maxphysaddr_mode",
+                     "hw:maxphysaddr_bits", "hw:sound_model", "hw:usb_model",
+                     "hw:ephemeral_encryption_format", "accel:device_profile"), _NEVER),
+    "hw:redirected_usb_ports": _ZERO, "os:secure_boot": _NONE,
+    **dict.fromkeys((f"quota:{what}_{limit}" for what in ("cpu", "memory", "disk_io", "vif")
+                     for limit in ("limit", "reservation", "shares_level", "shares_share")), _NEVER)}
+IMAGES: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("hw_mem_encryption", "hw_locked_memory", "hw_virtio_packed_ring", "hw_firmware_stateless",
+                     "hw_ephemeral_encryption", "hw_ipxe_boot"), _NO),
+    **dict.fromkeys(("hw_mem_encryption_model", "hw_tpm_model", "hw_tpm_version", "hw_tpm_secret_security",
+                     "hw_cpu_realtime_mask", "hw_maxphysaddr_mode", "hw_maxphysaddr_bits", "hw_usb_model",
+                     "hw_input_bus", "hw_sound_model", "hw_ephemeral_encryption_format"), _NEVER),
+    **dict.fromkeys(("hw_viommu_model", "hw_emulation_architecture", "kernel_id", "ramdisk_id", "os_command_line"),
+                    _NONE),
+    "hw_redirected_usb_ports": _ZERO, "os_secure_boot": _NONE | {"optional"}, "hw_firmware_type": frozenset(("bios",))}
+#: Namespaces that speak of hardware: a name there that nobody reads is refused.
+NAMESPACES = ("hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "pci_passthrough:", "vmware:")
+READ = frozenset((
+    *(option.spec for option in OPTIONS), "hw:watchdog_action", "hw_video:ram_max_mb", ALIAS, "hw:cpu_policy",
+    "hw:cpu_dedicated_mask", "hw:cpu_thread_policy", "hw:numa_nodes", "hw:mem_page_size",
+    *(f"hw:{limit}cpu_{kind}" for limit in ("", "max_") for kind in ("sockets", "cores", "threads"))))
+_GROUPED = re.compile("(resources|trait)[a-zA-Z0-9_-]{1,64}:|group_policy$")
+_NUMBERED = re.compile("hw:numa_(cpus|mem)[.]")
+
+
+def check(asked: HardwareSpecs) -> None:
+    """Raises BadRequest that names the first extra spec or property that hosts do not carry out."""
+    for name, value in asked.specs.items():
+        if name in SPECS:
+            _refuse(name, value, SPECS[name])
+        elif _GROUPED.match(name):
+            raise refusal(name, "hosts of this cloud give all of a server's resources from one provider; use "
+                                "resources: and trait: without a group.")
+        elif name.startswith(NAMESPACES) and name not in READ and not _NUMBERED.match(name):
+            raise refusal(name, "hosts of this cloud know no such extra spec.")
+    for name in sorted(IMAGES.keys() & asked.properties.keys()):
+        _refuse(name, asked.properties[name], IMAGES[name])
+
+
+def _refuse(name: str, value: str, nothing: frozenset[str]) -> None:
+    if str(value).strip().lower() not in nothing:
+        raise refusal(name, f"hosts of this cloud do not carry out {str(value)[:80]!r}.")

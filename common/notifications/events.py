@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which events an action is told by: at its begin, after its steps, at its end. One table.
 
-``states.Action.told`` is the name of the whole; most are told as NAME.start, NAME.end or NAME.error. ``TALES`` has the
-others, ``STEPS`` what is told when a step has begun, succeeded or failed.
+``states.Action.notification`` is the name of the whole; most are told as NAME.start, NAME.end or NAME.error.
+``EVENT_NAMES`` has the others. What is told when a step has begun, succeeded or failed stands at the step:
+``conductor.saga.Step.events``.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common import states
 
 COMPUTE, API, CONDUCTOR = "nova-compute", "nova-api", "nova-conductor"
-_API_EVENTS = ("instance.lock", "instance.unlock", "instance.evacuate")
+EXISTS = "instance.exists"
+_API_EVENTS = ("instance.lock", "instance.unlock", "instance.evacuate", *(
+    f"instance.share_{what}.{phase}" for what in ("attach", "detach") for phase in ("start", "end", "error")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,11 @@ class Notice:
             return API if self.event in _API_EVENTS else COMPUTE
         if self.event.startswith("service."):
             return str(self.about["object"]["binary"])
-        return CONDUCTOR if self.event.startswith("compute_task.") else API
+        return CONDUCTOR if self.event.startswith("compute_task.") or self.event.endswith(".progress") else API
 
 
 @dataclass(frozen=True, slots=True)
-class Tale:
+class EventNames:
     """The events of an action, without the word before them; ``failed``: also when a later one has superseded it."""
 
     begun: tuple[str, ...] = ()
@@ -48,46 +51,36 @@ class Tale:
     failed: tuple[str, ...] = ()
 
 
-TALES = {
-    "lock": Tale(done=("instance.lock",)),
-    "unlock": Tale(done=("instance.unlock",)),
-    "evacuate": Tale(("instance.evacuate", "instance.rebuild.start"), ("instance.rebuild.end",),
+#: What changes what a server uses is told after what it used until then.
+_USED_UNTIL = ("rebuild", "rescue", "resize_revert", "shelve", "evacuate", "resize")
+EVENT_NAMES = {
+    "lock": EventNames(done=("instance.lock",)),
+    "unlock": EventNames(done=("instance.unlock",)),
+    "live_migration_abort": EventNames(done=("instance.live_migration_abort.start",)),
+    "live_migration_force_complete": EventNames(done=("instance.live_migration_force_complete.start",)),
+    "evacuate": EventNames(("instance.evacuate", "instance.rebuild.start"), ("instance.rebuild.end",),
                      ("instance.rebuild.error",)),
-    "resize": Tale(("instance.resize_prep.start",), ("instance.resize_finish.end",), ("instance.resize.error",)),
-    "live_migration": Tale(done=("instance.live_migration_post.end",), failed=(
+    "resize": EventNames(("instance.resize_prep.start",), ("instance.resize_finish.end",), ("instance.resize.error",)),
+    "live_migration": EventNames(done=("instance.live_migration_post.end",), failed=(
         "instance.live_migration_rollback.start", "instance.live_migration_rollback.end")),
-    "delete": Tale(("instance.delete.start",), (), ("instance.delete.error",)),
-}
-_PREPARED = ("instance.resize_prep.end", "instance.resize.start")
-_SWITCHED = ("instance.resize.end", "instance.resize_finish.start")
-_NO_HOST = ("compute_task.migrate_server.error",)
-
-#: (workflow, step, what the journal says of it) -> events
-STEPS: dict[tuple[str, str, str], tuple[str, ...]] = {
-    ("create", "place", "failed"): ("compute_task.build_instances.error",),
-    ("delete", "remove", "succeeded"): ("instance.shutdown.start", "instance.shutdown.end"),
-    ("delete", "gone", "succeeded"): ("instance.delete.end",),
-    ("resize", "place", "failed"): _NO_HOST, ("migrate", "place", "failed"): _NO_HOST,
-    ("live_migrate", "place", "failed"): _NO_HOST,
-    ("resize", "prepare", "succeeded"): _PREPARED, ("migrate", "prepare", "succeeded"): _PREPARED,
-    ("resize_here", "place", "succeeded"): _PREPARED,
-    ("resize", "switch", "succeeded"): _SWITCHED, ("migrate", "switch", "succeeded"): _SWITCHED,
-    ("resize_here", "switch", "succeeded"): _SWITCHED,
-    ("live_migrate", "prepare", "started"): ("instance.live_migration_pre.start",),
-    ("live_migrate", "prepare", "succeeded"): ("instance.live_migration_pre.end",),
-    ("live_migrate", "switch", "succeeded"): (
-        "instance.live_migration_post.start", "instance.live_migration_post_dest.start",
-        "instance.live_migration_post_dest.end"),
-    ("evacuate", "place", "failed"): ("compute_task.rebuild_server.error",),
+    "delete": EventNames(("instance.delete.start",), (), ("instance.delete.error",)),
 }
 
 
-def tale(row: states.Action | None) -> Tale:
+def event_names(row: states.Action | None) -> EventNames:
     """The events of an action by its row; of none, or of one that nothing is told of: none."""
-    if row is None or row.told is None:
-        return Tale()
-    plain = Tale(*((f"instance.{row.told}.{phase}",) for phase in ("start", "end", "error")))
-    return TALES.get(row.told, plain)
+    if row is None or row.notification is None:
+        return EventNames()
+    plain = EventNames(*((f"instance.{row.notification}.{phase}",) for phase in ("start", "end", "error")))
+    found = EVENT_NAMES.get(row.notification, plain)
+    return replace(found, begun=(EXISTS, *found.begun)) if row.notification in _USED_UNTIL else found
+
+
+def of_control(state: str | None, migration: str | None, requested: str | None) -> tuple[str, ...]:
+    """What is notified at the end of a live migration of the control that was requested of it."""
+    if state == "failed" and migration == "cancelled":
+        return ("instance.live_migration_abort.end",)
+    return ("instance.live_migration_force_complete.end",) if (state, requested) == ("done", "complete") else ()
 
 
 def about(workflow: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +92,8 @@ def about(workflow: str, args: dict[str, Any]) -> dict[str, Any]:
         found["rescue_image_ref"] = (args.get("image") or {}).get("id")
     if workflow in ("resize", "migrate", "resize_here"):
         found["new_flavor"] = args.get("new_flavor")
+    if workflow in ("attach_share", "detach_share"):
+        found["share_id"] = (args.get("share") or {}).get("share_id")
     return found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from common.clock import SECOND, iso
-from common.notifications import objects
+from common.clock import iso
+from common.notifications import objects, periods
+from common.notifications.events import EXISTS
 from common.notifications.objects import JSON, versioned
 
 Facts = Mapping[str, Any]
@@ -50,12 +50,18 @@ def _rescued(server: Facts, about: Facts) -> JSON:
     return {"rescue_image_ref": about.get("rescue_image_ref")}
 
 
+def _shared(server: Facts, about: Facts) -> JSON:
+    return {"share_id": about.get("share_id")}
+
+
 PLAIN = Kind("InstanceActionPayload", "1.9", _nothing)
 KINDS = {
     "instance.create": Kind("InstanceCreatePayload", "1.13", _created),
     "instance.rebuild": Kind("InstanceActionRebuildPayload", "1.10", _certificates),
     "instance.rescue": Kind("InstanceActionRescuePayload", "1.4", _rescued),
     "instance.resize_prep": Kind("InstanceActionResizePrepPayload", "1.4", _resized),
+    **dict.fromkeys(("instance.share_attach", "instance.share_detach"),
+                    Kind("InstanceActionSharePayload", "1.0", _shared)),
     "instance.snapshot": Kind("InstanceActionSnapshotPayload", "1.10", _copied),
 }
 
@@ -65,6 +71,8 @@ def payload(event: str, server: Facts, request: Mapping[str, str], about: Facts)
     common = objects.server(server, request)
     if event == "instance.update":
         return versioned("InstanceUpdatePayload", "2.1", {**common, **_updated(server, about)})
+    if event == EXISTS:
+        return versioned("InstanceExistsPayload", "2.1", {**common, **_period(server, about)})
     name, version, more = KINDS.get(".".join(event.split(".")[:2]), PLAIN)
     return versioned(name, version, {**common, "fault": objects.fault(about.get("fault")), **more(server, about)})
 
@@ -76,15 +84,12 @@ def states(server: Facts, about: Facts) -> JSON:
             "new_task_state": server["task_state"]}
 
 
-def period(until: int) -> tuple[int, int]:
-    """The audit period that this moment is in: its month, up to the moment."""
-    begin = datetime.fromtimestamp(until // SECOND, UTC).replace(day=1, hour=0, minute=0, second=0)
-    return int(begin.timestamp()) * SECOND, until
+def _period(server: Facts, about: Facts) -> JSON:
+    begin, end = periods.audit_period(about, server["updated_at"])
+    return {"audit_period": versioned("AuditPeriodPayload", "1.0", {
+        "audit_period_beginning": iso(begin), "audit_period_ending": iso(end)})}
 
 
 def _updated(server: Facts, about: Facts) -> JSON:
-    begin, end = period(server["updated_at"])
     return {"state_update": versioned("InstanceStateUpdatePayload", "1.0", states(server, about)),
-            "audit_period": versioned("AuditPeriodPayload", "1.0", {
-                "audit_period_beginning": iso(begin), "audit_period_ending": iso(end)}),
-            "old_display_name": about.get("old_display_name"), "tags": server["tags"]}
+            **_period(server, about), "old_display_name": about.get("old_display_name"), "tags": server["tags"]}

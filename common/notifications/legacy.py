@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.clock import iso
-from common.notifications.instance import period, states
+from common.notifications import periods
+from common.notifications.events import EXISTS
+from common.notifications.instance import states
 from common.notifications.objects import JSON, architecture
 
 #: Event without its phase -> its older name; what is not here begins with "compute.". None: it has none.
@@ -16,6 +18,8 @@ NAMES: dict[str, str | None] = {
     "instance.resize_prep": "compute.instance.resize.prep", "instance.resize_finish": "compute.instance.finish_resize",
     "instance.resize_confirm": "compute.instance.resize.confirm",
     "instance.resize_revert": "compute.instance.resize.revert",
+    "instance.live_migration_abort": "compute.instance.live.migration.abort",
+    "instance.live_migration_force_complete": "compute.instance.live.migration.force.complete",
     "instance.live_migration_pre": "compute.instance.live_migration.pre",
     "instance.live_migration_post": "compute.instance.live_migration._post",
     "instance.live_migration_post_dest": "compute.instance.live_migration.post.dest",
@@ -72,8 +76,12 @@ def _more(event: str, of: Mapping[str, Any], about: Mapping[str, Any]) -> JSON:
         found["rescue_image_name"] = image
     if new := about.get("new_flavor"):
         found.update(new_instance_type=new["name"], new_instance_type_id=new["id"])
+    if event == EXISTS:
+        found.update(zip(("audit_period_beginning", "audit_period_ending"), (
+            (iso(end) or "").replace("T", " ").replace("Z", "")
+            for end in periods.audit_period(about, of["updated_at"])), strict=True), bandwidth={})
     if event == "instance.update":
-        begin, end = period(of["updated_at"])
+        begin, end = periods.audit_period(about, of["updated_at"])
         found.update(states(of, about), audit_period_beginning=iso(begin, fraction=True),
                      audit_period_ending=iso(end, fraction=True))
         if about.get("old_display_name"):

@@ -43,7 +43,7 @@ def _older_task(event: str, body: Facts) -> tuple[str, JSON]:
 
 
 def _noun(event: str, body: Facts) -> JSON:
-    return nouns.PAYLOADS[event.split(".")[0]](body["object"])
+    return nouns.payload(event, body["object"])
 
 
 def _older_noun(event: str, body: Facts) -> tuple[str, JSON] | None:

@@ -10,6 +10,7 @@ from common.notifications import objects
 from common.notifications.objects import JSON, versioned
 
 Facts = Mapping[str, Any]
+PROGRESS = "aggregate.cache_images.progress"
 
 
 def service(of: Facts) -> JSON:
@@ -25,6 +26,12 @@ def aggregate(of: Facts) -> JSON:
     """An aggregate and its hosts."""
     return versioned("AggregatePayload", "1.1", {
         "id": of["id"], "uuid": of["uuid"], "name": of["name"], "metadata": of["meta"], "hosts": of["hosts"]})
+
+
+def cached(of: Facts) -> JSON:
+    """A host of an aggregate is done with images that it was to fetch ahead."""
+    return versioned("AggregateCachePayload", "1.0", {name: of[name] for name in (
+        "id", "uuid", "name", "host", "index", "total", "images_cached", "images_failed")})
 
 
 def flavor(of: Facts) -> JSON:
@@ -44,16 +51,23 @@ def server_group(of: Facts) -> JSON:
 #: The first word of an event -> its payload.
 PAYLOADS = {"service": service, "aggregate": aggregate, "flavor": flavor, "keypair": objects.keypair,
             "server_group": server_group}
-#: Events that have an older name; those of services and flavors have none.
+#: Events that have an older name; those of services, flavors and cached images have none.
 _OLDER = {"aggregate.add_host": "aggregate.addhost", "aggregate.remove_host": "aggregate.removehost",
           "aggregate.update_prop": "aggregate.updateprop", "aggregate.update_metadata": "aggregate.updatemetadata",
           "server_group.create": "servergroup.create", "server_group.delete": "servergroup.delete",
           "server_group.add_member": "servergroup.addmember"}
 
 
+def payload(event: str, of: Facts) -> JSON:
+    """The payload of the versioned one."""
+    return cached(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
+
+
 def older(event: str, of: Facts) -> tuple[str, JSON] | None:
     """Name and payload of the unversioned one; None: there is none."""
     noun, verb, *phase = event.split(".")
+    if verb == "cache_images":
+        return None
     name = ".".join([_OLDER.get(f"{noun}.{verb}", f"{noun}.{verb}"), *phase])
     if noun == "keypair":
         return name, {"user_id": of["user_id"], "tenant_id": None, "key_name": of["name"]}

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from oslo_config import cfg
 
+from common.host_options import like
+from common.notifications.periods import FORM, MONTH
+
 OFF, VERSIONED, UNVERSIONED, BOTH = "none", "versioned", "unversioned", "both"
 VM_STATE, VM_AND_TASK_STATE = "vm_state", "vm_and_task_state"
 
@@ -27,16 +30,27 @@ OPTIONS = (
 )
 
 
+#: Of [DEFAULT].
+AUDIT = (
+    cfg.BoolOpt("instance_usage_audit", default=False,
+                help="Whether instance.exists is told of every server that ran in a period, when the period is over."),
+    cfg.Opt("instance_usage_audit_period", type=like(FORM, "month or day@18"), default=MONTH,
+            help="The periods: hour, day, month or year, in UTC; day@18 begins at 18:00, month@15 on the 15th."),
+)
+
+
 @dataclass(frozen=True)
-class Telling:
-    """What a process tells. host: its own name; states: the option notify_on_state_change."""
+class NotificationSettings:
+    """What a process tells. host: its own name; states, periods: the options notify_on_state_change and
+    instance_usage_audit_period."""
 
     host: str
     states: str = OFF
+    periods: str = MONTH
 
     @classmethod
-    def of(cls, conf: cfg.ConfigOpts) -> Telling | None:
+    def of(cls, conf: cfg.ConfigOpts) -> NotificationSettings | None:
         """None: nothing is told."""
         if conf.notifications.notification_format == OFF:
             return None
-        return cls(conf.host, conf.notifications.notify_on_state_change)
+        return cls(conf.host, conf.notifications.notify_on_state_change, conf.instance_usage_audit_period)

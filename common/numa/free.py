@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a host's NUMA cell, and how one guest cell would be made there.
+"""What is left of a host's NUMA node, and how one guest NUMA node would be made there.
 
-Pure. Each guest cell has a host cell of its own, so what it gets there does not depend on the others.
-Must stay true: memory in small pages is what the cell has beside its huge pages, and is not overcommitted.
+Pure. Each guest NUMA node has a host NUMA node of its own, so what it gets there does not depend on the others.
+Must stay true: memory in small pages is what the NUMA node has beside its huge pages, and is not overcommitted.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common.hardware import ANY, LARGE, SMALL, CellWish, Hardware
-from common.models import Cell, FittedCell, Fitting
+from common.hardware import ANY, LARGE, SMALL, Hardware, NumaNodeRequest
+from common.models import AssignedNumaNode, HardwareAssignment, NumaNode
 from common.numa import pins
 
 
@@ -18,7 +18,7 @@ from common.numa import pins
 class Free:
     """cores: with CPUs that nobody holds. memory_mb: in small pages. pages: size in KiB above small -> number."""
 
-    cell: Cell
+    numa_node: NumaNode
     cores: Sequence[pins.Core]
     memory_mb: int
     pages: dict[int, int]
@@ -28,36 +28,36 @@ class Free:
         return sum(len(core.free) for core in self.cores)
 
 
-def free(cells: Iterable[Cell], held: Sequence[Fitting]) -> list[Free]:
-    """What is left of each cell."""
-    parts = [part for fitting in held for part in fitting.cells]
+def free(numa_nodes: Iterable[NumaNode], held: Sequence[HardwareAssignment]) -> list[Free]:
+    """What is left of each NUMA node."""
+    parts = [part for assignment in held for part in assignment.numa_nodes]
     taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
-    return [_free(cell, taken, [part for part in parts if part.cell == cell.id])
-            for cell in sorted(cells, key=lambda cell: cell.id)]
+    return [_free(numa_node, taken, [part for part in parts if part.numa_node == numa_node.id])
+            for numa_node in sorted(numa_nodes, key=lambda numa_node: numa_node.id)]
 
 
-def _free(cell: Cell, taken: set[int], held: Sequence[FittedCell]) -> Free:
-    sizes = {int(size): number for size, number in cell.pages.items()}
+def _free(numa_node: NumaNode, taken: set[int], held: Sequence[AssignedNumaNode]) -> Free:
+    sizes = {int(size): number for size, number in numa_node.pages.items()}
     pages = {size: number - sum(part.memory_mb * 1024 // size for part in held if part.page_kb == size)
              for size, number in sizes.items() if size > SMALL}
     huge_mb = sum(size * number for size, number in sizes.items() if size > SMALL) // 1024
-    small_mb = sizes[SMALL] * SMALL // 1024 if SMALL in sizes else cell.memory_mb - huge_mb
+    small_mb = sizes[SMALL] * SMALL // 1024 if SMALL in sizes else numa_node.memory_mb - huge_mb
     small_mb -= sum(part.memory_mb for part in held if part.page_kb <= SMALL)
-    return Free(cell, pins.cores(cell, set(cell.pcpus) - taken), small_mb, pages)
+    return Free(numa_node, pins.cores(numa_node, set(numa_node.pcpus) - taken), small_mb, pages)
 
 
-def make(wish: CellWish, wanted: Hardware, there: Free) -> FittedCell | None:
-    """The guest's cell on this cell of the host; None when there is no place for it."""
-    own = [cpu for cpu in wish.cpus if cpu in wanted.dedicated]
-    if len(wish.cpus) - len(own) > len(there.cell.cpus):          # they would wait for each other
+def make(request: NumaNodeRequest, wanted: Hardware, there: Free) -> AssignedNumaNode | None:
+    """The guest's NUMA node on this NUMA node of the host; None when there is no place for it."""
+    own = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
+    if len(request.cpus) - len(own) > len(there.numa_node.cpus):          # they would wait for each other
         return None
-    page = _page(wish.memory_mb, wanted.page_kb, there)
+    page = _page(request.memory_mb, wanted.page_kb, there)
     chosen = pins.choose(there.cores, len(own), wanted.threads) if page is not None else None
     if page is None or chosen is None:
         return None
     given, idle = chosen
-    return FittedCell(there.cell.id, list(wish.cpus),
-                      {str(guest): host for guest, host in zip(own, given, strict=True)}, wish.memory_mb, page, idle)
+    return AssignedNumaNode(there.numa_node.id, list(request.cpus),
+                      {str(guest): host for guest, host in zip(own, given, strict=True)}, request.memory_mb, page, idle)
 
 
 def _page(memory_mb: int, wanted: int, there: Free) -> int | None:

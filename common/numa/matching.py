@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each of some askers gets something of its own, out of what it may have: a bipartite matching.
 
-Pure. Guest cells get host cells, wishes for devices get devices. Found by augmenting paths: it is complete, and its
-cost is bounded by askers times offers, so nothing that is asked for can make it search for long.
+Pure. Guest NUMA nodes get host NUMA nodes, requests for devices get devices. Found by augmenting paths: it is complete,
+and its cost is bounded by askers times offers, so nothing that is asked for can make it search for long.
 """
 from __future__ import annotations
 

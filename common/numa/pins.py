@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host CPUs of a cell become the guest's own, by what is wanted of the threads of a core.
+"""Which host CPUs of a NUMA node become the guest's own, by what is wanted of the threads of a core.
 
 Pure. prefer (and nothing said): whole cores first, the rest from the core that it splits least. isolate: one CPU of a
 core, whose other threads stay idle. require: threads of the same cores, at least two of each; one CPU of an odd number
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.models import Cell
+from common.models import NumaNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Core:
     is_shared: bool = False
 
 
-def cores(cell: Cell, free: set[int]) -> list[Core]:
+def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
     """The cores that have free CPUs, most free ones first."""
-    core_of = {cpu: tuple(sorted(set(group))) for group in cell.siblings for cpu in group}
-    own, shared = set(cell.pcpus), set(cell.cpus)
+    core_of = {cpu: tuple(sorted(set(group))) for group in numa_node.siblings for cpu in group}
+    own, shared = set(numa_node.pcpus), set(numa_node.cpus)
     groups = sorted({core_of.get(cpu, (cpu,)) for cpu in free})
     found = [Core(group, tuple(cpu for cpu in group if cpu in own), tuple(cpu for cpu in group if cpu in free),
                   not shared.isdisjoint(group)) for group in groups]

@@ -3,7 +3,8 @@
 API asks at once (``query``). Only conductors have the keys for the first two."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from common import errors
@@ -12,8 +13,10 @@ from common.models import Access, Command, ImageRef
 from common.rpc.host_link import ControlSide, HostSide
 from common.wire import from_wire, to_wire
 
+log = logging.getLogger(__name__)
 
-class Agent(Protocol):
+
+class AgentApi(Protocol):
     """The interface that an agent process serves."""
 
     def do(self, commands: list[Command], access: Access | None) -> None:
@@ -27,11 +30,10 @@ class Agent(Protocol):
         """Answer a question about a guest, or the host, at once."""
 
 
-def serve(link: HostSide, agent: Agent) -> None:
+def serve(link: HostSide, agent: AgentApi) -> None:
     """Answer conductors and the API."""
     def do(commands: list[dict[str, Any]], access: dict[str, Any] | None) -> None:
-        agent.do([from_wire(Command, command) for command in commands],
-                 from_wire(Access, access) if access else None)
+        agent.do(commands_of(commands), from_wire(Access, access) if access else None)
 
     def cache_images(images: list[dict[str, Any]], access: dict[str, Any]) -> None:
         agent.cache_images([from_wire(ImageRef, image) for image in images], from_wire(Access, access))
@@ -42,7 +44,19 @@ def serve(link: HostSide, agent: Agent) -> None:
                 "query": (Purpose.QUERY, query)})
 
 
-class Client:
+def commands_of(said: Iterable[Any]) -> list[Command]:
+    """Those of them that can be read: one that cannot holds up no other. It is sent again, and its action looked at by
+    whoever reads the log."""
+    found = []
+    for one in said:
+        try:
+            found.append(from_wire(Command, one))
+        except (TypeError, ValueError, AttributeError) as problem:
+            log.error("a command cannot be read and is left out: %s: %s", type(problem).__name__, problem)
+    return found
+
+
+class AgentClient:
     """For conductors (``do``, ``cache_images``) and the API (``query``)."""
 
     def __init__(self, link: ControlSide) -> None:

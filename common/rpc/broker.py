@@ -5,12 +5,14 @@ What is sent is transient, and dropped by the broker when nobody took it in for 
 """
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import select
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import oslo_messaging
@@ -19,9 +21,13 @@ from kombu.connection import Connection as KombuConnection
 from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
+from common import tls
+from common.config import ConfigError
+
 log = logging.getLogger(__name__)
 CONNECT = 2.0                #: seconds for a connection
 SEND = 2.0                   #: seconds until the broker has a message
+READ = 0.2                   #: seconds for the rest of what the broker has begun to say
 RETRY = 1.0                  #: seconds before a connection is tried again
 HEARTBEAT = 30
 BROKEN = (*AmqpTransport.connection_errors, *AmqpTransport.channel_errors, exceptions.KombuError, OSError)
@@ -33,24 +39,68 @@ Take = Callable[[bytes], None]
 def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
     """What makes connections to the broker that is configured, or to the one at ``url``. Named arguments of what it
     returns: ``heartbeat`` (seconds; 0: none), and amqp's own options."""
-    oslo_messaging.get_rpc_transport(conf, url=url)         # connects nothing: makes known the options of TLS
-    parsed = oslo_messaging.TransportURL.parse(conf, url)
-    tls = _tls(conf.oslo_messaging_rabbit, parsed.hosts) or None
-    made = cast(Any, KombuConnection)
-    hosts = [made(hostname=host.hostname, port=host.port or 5672, userid=host.username, password=host.password,
-                  virtual_host=parsed.virtual_host or "/").as_uri(include_password=True) for host in parsed.hosts]
+    protect(conf, url)
+    parsed, proof = oslo_messaging.TransportURL.parse(conf, url), _tls(conf.oslo_messaging_rabbit)
+    made, once = cast(Any, KombuConnection), {"max_retries": 0, "interval_start": 0, "interval_step": 0}
+
+    def one(host: Any, heartbeat: float, options: dict[str, Any]) -> Connection:
+        return made(hostname=host.hostname, port=host.port or 5672, userid=host.username, password=host.password,
+                    virtual_host=parsed.virtual_host or "/", connect_timeout=CONNECT, heartbeat=heartbeat,
+                    ssl={**proof, "server_hostname": host.hostname} if proof else None,
+                    transport_options={**once, **options})
 
     def connect(heartbeat: float = HEARTBEAT, **options: Any) -> Connection:
-        each_once = {"max_retries": len(hosts) - 1, "interval_start": 0, "interval_step": 0}
-        return made(hosts, failover_strategy="shuffle", connect_timeout=CONNECT, heartbeat=heartbeat, ssl=tls,
-                    transport_options={**each_once, **options})
+        *others, last = random.sample(parsed.hosts, len(parsed.hosts))
+        for host in others:         # kombu would hold all of them to the name of the first
+            connection = one(host, heartbeat, options)
+            try:
+                connection.default_channel  # noqa: B018  # connects
+                return connection
+            except BROKEN as problem:
+                log.info("the broker %s does not answer and the next one is tried: %s", host.hostname, problem)
+                connection.collect(socket_timeout=1)
+        return one(last, heartbeat, options)
     return connect
+
+
+def protect(conf: cfg.ConfigOpts, url: str | None = None) -> None:
+    """Let [oslo_messaging_rabbit] have the files of [tls], for oslo.messaging and for ``opener``; what an operator has
+    set there counts for more.
+
+    Raises:
+        ConfigError: plain text would travel to another machine; or certificates would not be verified.
+    """
+    oslo_messaging.get_rpc_transport(conf, url=url)         # connects nothing: makes known the options
+    found, options, parsed = tls.of(conf), conf.oslo_messaging_rabbit, oslo_messaging.TransportURL.parse(conf, url)
+    if any(name.startswith("ssl") for name in parsed.query):
+        raise ConfigError("transport_url says something of ssl, which only oslo.messaging would heed: set [tls] or "
+                          "[oslo_messaging_rabbit] in its place")
+    files = found or tls.Tls("", "", "")
+    for name, value in (("ssl", found is not None), ("ssl_ca_file", files.ca), ("ssl_cert_file", files.cert),
+                        ("ssl_key_file", files.key)):
+        conf.set_default(name, value, group="oslo_messaging_rabbit")
+    if options.ssl and not options.ssl_ca_file:
+        raise ConfigError("[oslo_messaging_rabbit] ssl is true, and there is no authority to verify the broker's "
+                          "certificate with: set [tls] ca_file")
+    if not options.ssl_enforce_hostname_verification:
+        raise ConfigError("[oslo_messaging_rabbit] ssl_enforce_hostname_verification is false: the broker's name is "
+                          "always verified; leave it away")
+    if not options.ssl:
+        off = "[oslo_messaging_rabbit] ssl is false" if found else ""
+        tls.protecting(conf, "transport_url", [host.hostname for host in parsed.hosts], off=off)
 
 
 def address_of(conf: cfg.ConfigOpts) -> Any:
     """The broker that is configured: hosts, virtual_host."""
     oslo_messaging.get_rpc_transport(conf)                  # connects nothing: makes known the option
     return oslo_messaging.TransportURL.parse(conf)
+
+
+def own_exchange(conf: cfg.ConfigOpts) -> str:
+    """[DEFAULT] control_exchange, where an operator has set it: it is then that of calls and of notifications."""
+    address_of(conf)
+    where = conf.get_location("control_exchange")
+    return str(conf.control_exchange) if where is not None and where.location.is_user_controlled else ""
 
 
 def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
@@ -61,15 +111,13 @@ def url_as(conf: cfg.ConfigOpts, user: str, password: str) -> str:
     return str(url)
 
 
-def _tls(options: Any, hosts: Sequence[Any]) -> dict[str, Any]:
-    """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library, with the meaning that oslo.messaging
-    gives it; empty: none is wanted."""
+def _tls(options: Any) -> dict[str, Any]:
+    """What [oslo_messaging_rabbit] says of TLS, in the words of the amqp library; empty: none is wanted."""
     if not options.ssl:
         return {}
     files = {"keyfile": options.ssl_key_file, "certfile": options.ssl_cert_file, "ca_certs": options.ssl_ca_file}
-    name = {"server_hostname": hosts[0].hostname} if options.ssl_ca_file and len(hosts) == 1 else {}
-    return {**{file: path for file, path in files.items() if path}, **name,
-            "cert_reqs": ssl.CERT_REQUIRED if options.ssl_ca_file else ssl.CERT_NONE}
+    return {**{file: path for file, path in files.items() if path}, "cert_reqs": ssl.CERT_REQUIRED,
+            "tls_minimum_version": tls.OLDEST}
 
 
 class Listener:
@@ -147,7 +195,8 @@ class Sender:
         if self._connection is None:
             self._connection = self._opened()
         if select.select([self._connection.connection.sock], [], [], 0)[0]:
-            self._connection.drain_events(timeout=SEND)         # mostly the end of the connection, which raises
+            with contextlib.suppress(TimeoutError):             # of TLS there may be something that is no message
+                self._connection.drain_events(timeout=READ)     # mostly the end of the connection, which raises
         channel = self._connection.default_channel
         message = channel.prepare_message(body, content_type="application/octet-stream", content_encoding="binary",
                                           properties={"delivery_mode": 1, "expiration": str(int(seconds * 1000))})

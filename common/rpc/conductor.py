@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conductors answer: the doorbell (``ring``), the one exchange with agents (``sync``), and the heartbeat that an
-idle agent sends in its place.
+"""What conductors answer: the wakeup message (``wake``), the one exchange with agents (``sync``), and the heartbeat
+that an idle agent sends in its place.
 
-``Bell`` is what the API rings: it never blocks, and one background thread sends one message for all rings
-since the last; a ring that is lost costs at most the conductor's next sweep.
+``ConductorWakeup`` is how the API wakes a conductor: it never blocks, and one background thread sends one message for
+all wakeups since the last; a wakeup that is lost costs at most the conductor's next sweep.
 """
 from __future__ import annotations
 
 import logging
 import threading
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
 
 from common import errors
 from common.broker_identities import HEARTBEATS, REPORTS
 from common.host_keys import NotGenuine
 from common.models import Access, Heartbeat, HeartbeatAnswer, Sync, SyncAnswer
+from common.rpc.agent import commands_of
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
 from common.wire import from_wire, to_wire
@@ -24,10 +26,10 @@ TOPIC = "kilonova-conductor"
 Said = TypeVar("Said", Sync, Heartbeat)
 
 
-class Conductor(Protocol):
+class ConductorApi(Protocol):
     """The interface that a conductor process serves."""
 
-    def ring(self, neighbours: bool = False) -> None:
+    def wake(self, neighbours: bool = False) -> None:
         """There may be due actions; ``neighbours``: also among those that wait for a neighbour."""
 
     def loop_back(self) -> None:
@@ -40,12 +42,13 @@ class Conductor(Protocol):
         """Does nothing wait for this idle host? Else it is to sync, with all its domains."""
 
 
-def serve(transport: Transport, name: str, conductor: Conductor) -> None:
-    """Answer rings."""
-    transport.serve(TOPIC, name, {"ring": conductor.ring, "loop_back": conductor.loop_back})
+def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
+    """Answer wakeup messages."""
+    # "ring" is what an API of the release before says.
+    transport.serve(TOPIC, name, {"wake": conductor.wake, "ring": conductor.wake, "loop_back": conductor.loop_back})
 
 
-def listen(link: ControlSide, conductor: Conductor) -> None:
+def listen(link: ControlSide, conductor: ConductorApi) -> None:
     """Answer agents. What a host says concerns that host: a message in which it calls itself by another name than its
     key has is refused."""
     def sync(host: str, request: dict[str, object]) -> dict[str, object]:
@@ -63,7 +66,13 @@ def _of(host: str, said: Said) -> Said:
     return said
 
 
-class Client:
+def read_answer(said: dict[str, object]) -> SyncAnswer:
+    """A conductor's answer, without those of its commands that cannot be read."""
+    answer = from_wire(SyncAnswer, {**said, "commands": []})
+    return replace(answer, commands=commands_of(cast("list[object]", said.get("commands", []))))
+
+
+class ConductorClient:
     """For agents."""
 
     def __init__(self, link: HostSide) -> None:
@@ -73,7 +82,7 @@ class Client:
         """Exchange once. Raises NoAnswer."""
         reply = self._link.ask(REPORTS, "sync", {"request": to_wire(request)}, timeout)
         access = reply["access"]
-        return from_wire(SyncAnswer, reply["answer"]), from_wire(Access, access) if access else None
+        return read_answer(reply["answer"]), from_wire(Access, access) if access else None
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
         """Does nothing wait for this host? None: no answer came."""
@@ -84,26 +93,26 @@ class Client:
             return None
 
 
-class Bell:
-    """Rings any conductor, or the one named ``server``, without ever making the caller wait."""
+class ConductorWakeup:
+    """Wakes any conductor, or the one named ``server``, without ever making the caller wait."""
 
-    def __init__(self, transport: Transport, server: str | None = None, method: str = "ring") -> None:
+    def __init__(self, transport: Transport, server: str | None = None, method: str = "wake") -> None:
         self._transport, self._server, self._method = transport, server, method
-        self._rung, self._neighbours = threading.Event(), threading.Event()
-        threading.Thread(target=self._run, name="bell", daemon=True).start()
+        self._woken, self._neighbours = threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
-    def ring(self, neighbours: bool = False) -> None:
+    def wake(self, neighbours: bool = False) -> None:
         if neighbours:
             self._neighbours.set()
-        self._rung.set()
+        self._woken.set()
 
     def _run(self) -> None:
         while True:
-            self._rung.wait()
-            self._rung.clear()
+            self._woken.wait()
+            self._woken.clear()
             more = {"neighbours": True} if self._neighbours.is_set() else {}
             self._neighbours.clear()
             try:
                 self._transport.cast(TOPIC, self._method, server=self._server, **more)
             except Exception:
-                log.exception("a ring was lost; the next one is tried all the same")
+                log.exception("a wakeup message was lost; the next one is tried all the same")

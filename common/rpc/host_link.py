@@ -7,7 +7,7 @@ declares, and writes to one exchange, under routing keys that end in its name; s
 (``common.broker_identities``). The control plane writes into the hosts' queues through the default exchange.
 
 Replays: a host remembers what it was asked. What a host says carries what proves that it is new
-(``conductor.freshness``), and what a conductor takes in twice changes nothing.
+(``conductor.sync_cookies``), and what a conductor takes in twice changes nothing.
 """
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +24,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kombu.transport.pyamqp import Transport as AmqpTransport
+
 from common import errors
-from common.broker_identities import ANSWERS, HEARTBEATS, PREFIX, REPORTS, exchange, host_queue
+from common.broker_identities import (
+    ANSWERS,
+    CONDUCTOR,
+    HEARTBEATS,
+    PREFIX,
+    REPORTS,
+    answers_queue,
+    exchange,
+    host_queue,
+)
 from common.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.rpc.broker import Connect, Listener, Sender
 from common.rpc.problems import answered, result
@@ -144,19 +156,55 @@ class _Questions:
             future.set_result(content)
 
 
-class HostSide:
+class _Side(ABC):
+    """What both ends have: the thread that listens, begun when it is first needed, and questions that wait."""
+
+    def __init__(self, connect: Connect, keys: Keys, prefix: str, thread: str) -> None:
+        self._connect, self._keys, self._prefix, self._thread = connect, keys, prefix, thread
+        self._questions, self.refusals = _Questions(), Refusals()
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+
+    @abstractmethod
+    def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
+        """The queues that it reads, and what takes in their messages."""
+
+    def _listening(self) -> Listener:
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(self._connect, self._thread, self._declare)
+            return self._listener
+
+    def _asked(self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]) -> Any:
+        """What they answer, once answers can be heard and the question is sent. Raises NoAnswer, Problem."""
+        until, (header, body) = time.monotonic() + timeout, message
+        future = self._questions.put(header)
+        try:
+            if self._listening().is_ready.wait(timeout) and send(body):
+                return result(future.result(max(0.0, until - time.monotonic())))
+        except TimeoutError:
+            pass
+        finally:
+            self._questions.drop(header)
+        raise errors.NoAnswer(f"{who} did not answer {header.method} within {timeout:g} s.")
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+
+class HostSide(_Side):
     """An agent's end. ``prefix`` begins every name at the broker."""
 
     def __init__(self, connect: Connect, keys: Keys, host: str, prefix: str = PREFIX) -> None:
-        self._connect, self._keys, self._host, self._prefix = connect, keys, host, prefix
-        self._questions, self.refusals = _Questions(), Refusals()
+        super().__init__(connect, keys, prefix, "from-control")
+        self._host = host
         self._methods: dict[str, tuple[Purpose, Method]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         #: Questions wait for the hypervisor, and commands are not to wait for them.
         self._pools = {Purpose.COMMAND: ThreadPoolExecutor(2, thread_name_prefix="commands"),
                        Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries")}
-        self._sender, self._lock = Sender(connect), threading.Lock()
-        self._listener: Listener | None = None
+        self._sender = Sender(connect)
 
     def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
         """Answer these, each asked under a key of this purpose."""
@@ -169,24 +217,9 @@ class HostSide:
         Raises:
             NoAnswer: none answered in time. Problem: what it answered with.
         """
-        until = time.monotonic() + timeout
-        header, body = pack(self._keys.newest(self._host, Purpose.COMMAND), method, content)
-        future = self._questions.put(header)
-        try:
-            if self._listening().is_ready.wait(timeout) and self._sender.send(
-                    exchange(self._prefix), f"{door}.{self._host}", body, timeout):
-                return result(future.result(max(0.0, until - time.monotonic())))
-        except TimeoutError:
-            pass
-        finally:
-            self._questions.drop(header)
-        raise errors.NoAnswer(f"The conductors did not answer {method} within {timeout:g} s.")
-
-    def _listening(self) -> Listener:
-        with self._lock:
-            if self._listener is None:
-                self._listener = Listener(self._connect, "from-control", self._declare)
-            return self._listener
+        message = pack(self._keys.newest(self._host, Purpose.COMMAND), method, content)
+        return self._asked("The conductors", message, timeout, lambda body: self._sender.send(
+            exchange(self._prefix), f"{door}.{self._host}", body, timeout))
 
     def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
         queue = host_queue(self._prefix, self._host)
@@ -227,25 +260,21 @@ class HostSide:
                               pack(key, ANSWER, answer, header.id)[1], SECONDS_FOR_ANSWERS)
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        super().close()
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         self._sender.close()
 
 
-class ControlSide:
+class ControlSide(_Side):
     """The end of a conductor, which serves, or of the API, which only asks."""
 
-    def __init__(self, connect: Connect, keys: Keys, prefix: str = PREFIX) -> None:
-        self._connect, self._keys, self._prefix = connect, keys, prefix
-        self._name = uuid.uuid4().hex
-        self._questions, self.refusals = _Questions(), Refusals()
+    def __init__(self, connect: Connect, keys: Keys, prefix: str = PREFIX, role: str = CONDUCTOR) -> None:
+        super().__init__(connect, keys, prefix, FROM_HOSTS)
+        self._role, self._name = role, uuid.uuid4().hex
         self._doors: dict[str, dict[str, Method]] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="told")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
-        self._listener: Listener | None = None
-        self._lock = threading.Lock()
 
     def serve(self, reports: Mapping[str, Method], heartbeats: Mapping[str, Method]) -> None:
         """Take in what hosts say; each method gets the host's name first. Heartbeats are answered by one thread, one
@@ -264,29 +293,14 @@ class ControlSide:
         Raises:
             NoAnswer: it did not answer in time. Problem: what it answered with.
         """
-        until = time.monotonic() + timeout
-        header, body = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
-        future = self._questions.put(header)
-        try:
-            if self._listening().is_ready.wait(timeout) and self._asking.send(
-                    "", host_queue(self._prefix, host), body, timeout):
-                return result(future.result(max(0.0, until - time.monotonic())))
-        except TimeoutError:
-            pass
-        finally:
-            self._questions.drop(header)
-        raise errors.NoAnswer(f"{host} did not answer {method} within {timeout:g} s.")
-
-    def _listening(self) -> Listener:
-        with self._lock:
-            if self._listener is None:
-                self._listener = Listener(self._connect, FROM_HOSTS, self._declare)
-            return self._listener
+        message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
+        return self._asked(host, message, timeout, lambda body: self._asking.send(
+            "", host_queue(self._prefix, host), body, timeout))
 
     def _declare(self, channel: Any) -> dict[str, Callable[[bytes], None]]:
         heard = exchange(self._prefix)
-        channel.exchange_declare(heard, "topic", durable=True, auto_delete=False)
-        own = f"{self._prefix}-{ANSWERS}.{self._name}"
+        _ensure_exchange(channel, heard)
+        own = answers_queue(self._prefix, self._role, self._name)
         channel.queue_declare(own, durable=False, exclusive=False, auto_delete=True)
         channel.queue_bind(own, heard, f"{ANSWERS}.{self._name}.#")
         takes: dict[str, Callable[[bytes], None]] = {own: self._take_answer}
@@ -334,11 +348,19 @@ class ControlSide:
                              SECONDS_FOR_ANSWERS)
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        super().close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()
+
+
+def _ensure_exchange(channel: Any, name: str) -> None:
+    """Who may not make it, as the API, waits until a conductor has."""
+    with channel.connection.channel() as probe:
+        try:
+            probe.exchange_declare(name, "topic", passive=True)
+        except AmqpTransport.channel_errors:
+            channel.exchange_declare(name, "topic", durable=True, auto_delete=False)
 
 
 def _claimed(body: bytes) -> str:

@@ -13,7 +13,8 @@ from oslo_config import cfg
 
 from common import errors
 from common.notifications.messages import Message
-from common.rpc.transport import CONTROL_EXCHANGE
+from common.rpc.broker import protect
+from common.rpc.transport import CONTROL_EXCHANGE, LOST
 
 # isort: split
 import oslo_messaging  # after transport has chosen the threading backend
@@ -42,6 +43,7 @@ class Notifier:
         oslo_messaging.set_transport_defaults(EXCHANGE)
         self._transport = oslo_messaging.get_notification_transport(conf, url=url)
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
+        protect(conf, url or conf.oslo_messaging_notifications.transport_url)
         self._send = self._transport._send_notification
         self._transport._send_notification = self._sent
         self._problem: Exception | None = None
@@ -61,12 +63,14 @@ class Notifier:
         """Returns when the broker has it.
 
         Raises:
-            Unavailable: it has not, or nobody knows.
+            Unavailable: it has not, or nobody knows. Others: the message cannot be sent, wherever the broker is.
         """
         self._problem = None
         notifier = (self._newer if message.is_versioned else self._older).prepare(publisher_id=message.publisher)
         say = notifier.error if message.is_error else notifier.info
         say(_Context(message.context), message.event, message.payload)
+        if self._problem is not None and not isinstance(self._problem, LOST):
+            raise self._problem
         if self._problem is not None:
             raise errors.Unavailable(f"The broker takes no notifications: {self._problem}") from self._problem
 

@@ -13,7 +13,7 @@ TIMEOUT = 2.0
 TIMEOUT_EXPLAIN = 10.0
 
 
-class Scheduler(Protocol):
+class SchedulerApi(Protocol):
     """The interface that a scheduler process serves."""
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
@@ -23,7 +23,7 @@ class Scheduler(Protocol):
         """What would become of the request now, without making anything."""
 
 
-def serve(transport: Transport, name: str, scheduler: Scheduler) -> None:
+def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:
     """Answer conductors and the API."""
     def select(specs: list[dict[str, Any]], fresh: bool) -> list[Any]:
         return [to_wire(selection) for selection in
@@ -34,7 +34,7 @@ def serve(transport: Transport, name: str, scheduler: Scheduler) -> None:
     transport.serve(TOPIC, name, {"select": select, "explain": explain})
 
 
-class Client:
+class SchedulerClient:
     """For conductors and the API."""
 
     def __init__(self, transport: Transport) -> None:

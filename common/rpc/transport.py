@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -19,25 +20,39 @@ from kombu import exceptions as kombu_exceptions
 from oslo_config import cfg
 
 from common import errors
+from common.broker_identities import CALLS, CONDUCTOR, reply_queue
+from common.rpc.broker import protect
 from common.rpc.problems import answered, result
 
 log = logging.getLogger(__name__)
-CONTROL_EXCHANGE = "kilonova"
+CONTROL_EXCHANGE = CALLS
 MEND = 5.0                   #: seconds between two tries to make a dead channel anew, which may take some seconds more
-_LOST = (oslo_messaging.MessagingException, oslo_messaging.MessageUndeliverable, kombu_exceptions.KombuError,
-         kombu_exceptions.ConnectionError, kombu_exceptions.ChannelError, OSError)
+_CANCELLED = (60, 30)        #: basic.cancel: the queue that is read is there no more
+LOST = (oslo_messaging.MessagingException, oslo_messaging.MessageUndeliverable, kombu_exceptions.KombuError,
+        kombu_exceptions.ConnectionError, kombu_exceptions.ChannelError, OSError)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """At its end the library removes its fanout queue under its own reader, which RabbitMQ then tells of it."""
+    return not (str(record.msg).startswith("Received method %s during closing channel")
+                and isinstance(record.args, tuple) and record.args[0] == _CANCELLED)
+
+
+logging.getLogger("amqp").addFilter(_is_news)
 
 
 class Transport:
-    """One process's connection to the broker; made after the process has forked."""
+    """One process's connection to the broker; made after the process has forked. ``role``: whose name it has there."""
 
-    def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, url: str | None = None, role: str = CONDUCTOR) -> None:
         if getattr(socket.socket, "__module__", "socket") not in ("socket", "_socket"):
             raise RuntimeError("sockets are monkey-patched; run Kilonova without eventlet and gevent")
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
-        oslo_messaging.get_rpc_transport(conf, url=url)     # connects nothing: makes known the options that are tuned
+        protect(conf, url)
         _tune(conf)
         self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
+        # The library's names for these queues are of one kind for all, and the broker knows users by names of queues.
+        self._transport._driver._get_reply_queue_name = lambda: reply_queue(role, uuid.uuid4().hex)
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
         self._servers: list[Any] = []
         self._lock, self._can_hear = threading.Lock(), threading.Event()
@@ -48,7 +63,7 @@ class Transport:
         """Send and forget; False when the broker or the queue is not there."""
         try:
             self._sent(lambda retry: self._client(topic, server, None, retry).cast({}, method, **arguments))
-        except _LOST as problem:
+        except LOST as problem:
             log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
             return False
         return True
@@ -66,7 +81,7 @@ class Transport:
             raise errors.NoAnswer(silence)
         try:
             answer = self._sent(lambda retry: self._client(topic, server, left, retry).call({}, method, **arguments))
-        except _LOST as problem:
+        except LOST as problem:
             raise errors.NoAnswer(silence) from problem
         return result(answer)
 
@@ -83,7 +98,7 @@ class Transport:
     def _open(self) -> None:
         try:
             self._client("kilonova-nobody", None, 1).call({}, "open")
-        except _LOST as problem:
+        except LOST as problem:
             log.debug("answers can be heard from now on: %s", problem)
         self._can_hear.set()
 

@@ -25,11 +25,13 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from common import errors
-from common.notifications.options import Telling
-from common.store.connecting import Limits, Trouble, server_engine, sqlite_engine, trouble
+from common.notifications.options import NotificationSettings
+from common.store.connections import ConnectionLimits, Trouble, protection, server_engine, sqlite_engine, trouble
+from common.tls import Tls
 
-__all__ = ["Connection", "Limits", "Row", "Store", "for_update", "insert_ignore", "insert_many", "is_there", "moment",
-           "now", "told_by", "update_grouped"]
+__all__ = ["Connection", "ConnectionLimits", "Row", "Store", "for_update", "insert_ignore", "insert_many", "is_there",
+           "moment",
+           "now", "notification_settings", "update_grouped"]
 T = TypeVar("T")
 ATTEMPTS = 8
 PATIENCE = 9.0               #: seconds after which a transaction is not tried again
@@ -81,25 +83,34 @@ class Store:
         pool: connections kept open.
         time: for SQLite, the clock in microseconds; a simulator passes its own.
         limits: how long the waits for a server may last.
-        telling: its transactions write to the outbox what they change; None: nobody is told.
+        notifications: its transactions write to the outbox what they change; None: there are no notifications.
+        tls: what proves the server, and us to it; None: plain text.
     """
 
-    def __init__(self, url: str | URL, pool: int = 8, time: Callable[[], int] = _micros, limits: Limits | None = None,
-                 telling: Telling | None = None) -> None:
+    def __init__(self, url: str | URL, pool: int = 8, time: Callable[[], int] = _micros,
+                 limits: ConnectionLimits | None = None,
+                 notifications: NotificationSettings | None = None, tls: Tls | None = None) -> None:
         self.url = sa.make_url(url)
         self.dialect_name = self.url.get_backend_name()
         self.engine = (sqlite_engine(self.url, time) if self.dialect_name == "sqlite" else
-                       server_engine(self.url, pool, limits or Limits()))
-        self.tell(telling)
+                       server_engine(self.url, pool, limits or ConnectionLimits(), tls))
+        self.notify_with(notifications)
 
     @classmethod
-    def opened(cls, options: Any, pool: int = 8, unhurried: bool = False, telling: Telling | None = None) -> Store:
-        """The database that [database] names. ``unhurried``: for commands whose statements may take any time."""
-        return cls(options.url, pool, limits=Limits.of(options, unhurried), telling=telling)
+    def opened(cls, conf: Any, pool: int = 8, unhurried: bool = False,
+               notifications: NotificationSettings | None = None) -> Store:
+        """The database that [database] names. ``unhurried``: for commands whose statements may take any time.
 
-    def tell(self, telling: Telling | None) -> None:
-        """From now on connections know what is told (``told_by``)."""
-        self.engine.update_execution_options(kilonova_telling=telling)
+        Raises:
+            ConfigError: plain text would travel to another machine.
+        """
+        return cls(conf.database.url, pool, limits=ConnectionLimits.of(conf.database, unhurried),
+                   notifications=notifications,
+                   tls=protection(conf))
+
+    def notify_with(self, notifications: NotificationSettings | None) -> None:
+        """From now on connections know of which changes notifications are written (``notification_settings``)."""
+        self.engine.update_execution_options(kilonova_notifications=notifications)
 
     def close(self) -> None:
         """Close every connection."""
@@ -240,10 +251,10 @@ def moment(tx: Connection) -> int:
 _MOMENT = sa.select(now())
 
 
-def told_by(tx: Connection) -> Telling | None:
+def notification_settings(tx: Connection) -> NotificationSettings | None:
     """What this transaction is to write to the outbox; None: nothing. Costs no statement."""
-    telling: Telling | None = tx.get_execution_options().get("kilonova_telling")
-    return telling
+    notifications: NotificationSettings | None = tx.get_execution_options().get("kilonova_notifications")
+    return notifications
 
 
 def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:

@@ -2,7 +2,7 @@
 """Does the database have the version that this code needs? Asked of each new connection, so by no request.
 
 Called by every service when it opens its store. While the versions differ nothing is read or written: requests are
-answered 503, and ``await_fitting`` is what processes without requests start with. Must stay true: alembic is not
+answered 503, and ``await_version`` is what processes without requests start with. Must stay true: alembic is not
 imported, which only upgrades need.
 """
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _found(connection: Any, dbapi: Any) -> str | None:
     return str(row[0]) if row else None
 
 
-def await_fitting(store: Store, pause: Callable[[float], None] = time.sleep) -> None:
+def await_version(store: Store, pause: Callable[[float], None] = time.sleep) -> None:
     """Return when the database answers and has this version; says once why it waits."""
     said = False
     while True:

@@ -5,7 +5,8 @@
 ``peer(address, server, secret)`` with the address that the other host told in ``facts["transfer"]``. Nothing is asked
 before the first ``parts`` or ``read``.
 Must stay true: what ``read`` gives was sent so. A connection that breaks is made again and goes on where it was; after
-``PATIENCE`` seconds without a byte the answer is Unavailable. A host that cannot be proved is not read from.
+``SILENCE_TIMEOUT_SECONDS`` seconds without a byte the answer is Unavailable. A host that cannot be proved is not read
+from.
 """
 from __future__ import annotations
 
@@ -18,31 +19,31 @@ from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 from common import errors
+from common.tls import Tls
 from compute_agent.transfer.frames import (
     DATA,
     END,
     FAILURE,
-    FRAME_SECONDS,
+    FRAME_TIMEOUT_SECONDS,
     LIST,
-    Altered,
-    Broken,
     Frame,
     Frames,
-    Request,
+    TransferCorrupted,
+    TransferInterrupted,
+    TransferRequest,
     meaning,
     send_request,
 )
-from compute_agent.transfer.tls import Tls
 from compute_agent.virt.driver import Part, Peer, VerbFailed
 
 log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")
 #: Seconds for a connection; without a byte before it is given up for now; between two tries.
-CONNECT_SECONDS, PATIENCE, REPEAT_EVERY = 5.0, 15.0, 0.5
+CONNECT_TIMEOUT_SECONDS, SILENCE_TIMEOUT_SECONDS, RETRY_SECONDS = 5.0, 15.0, 0.5
 
 
-def peer(address: str, server: str, secret: str, *, tls: Tls | None = None, patience: float = PATIENCE,
-         frame_seconds: float = FRAME_SECONDS) -> Peer:
+def peer(address: str, server: str, secret: str, *, tls: Tls | None = None, patience: float = SILENCE_TIMEOUT_SECONDS,
+         frame_seconds: float = FRAME_TIMEOUT_SECONDS) -> Peer:
     """The server's files at ``address``, "ip:port". VerbFailed when that is no address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal():
@@ -59,51 +60,53 @@ class _Peer:
         self._tls, self._patience, self._frame_seconds = tls, patience, frame_seconds
 
     def parts(self) -> list[Part]:
-        with self._told():
+        with self._translated_errors():
             return [part for frame in self._frames("") for part in _parts(frame)]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
-        with self._told(), contextlib.closing(self._frames(name)) as frames:
+        with self._translated_errors(), contextlib.closing(self._frames(name)) as frames:
             for frame in frames:
                 if frame.kind == DATA:
                     yield frame.offset, frame.data
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """What this protocol's errors are to a verb."""
         where = f"{self._host}:{self._port}, server {self._server}"
         try:
             yield
-        except Broken as problem:
+        except TransferInterrupted as problem:
             raise errors.Unavailable(f"The files at {where} cannot be read now: {problem}.") from problem
-        except Altered as problem:
+        except TransferCorrupted as problem:
             raise VerbFailed("The server's files could not be taken safely from the other host.", retryable=True,
                              details=f"{where}: {problem}; see whether both agents have the same version, and both or "
                                      "neither [migration] transfer_cert") from problem
 
     def _frames(self, name: str) -> Generator[Frame, None, None]:
-        """The answer, from as many connections as it takes. Raises Broken when they were too many in a row."""
+        """The answer, from as many connections as it takes. Raises TransferInterrupted when they were too many in a
+        row."""
         at, deadline = 0, time.monotonic() + self._patience
         while True:
             try:
-                with contextlib.closing(self._exchange(Request(self._server, self._secret, name, at))) as frames:
+                with contextlib.closing(self._exchange(TransferRequest(self._server, self._secret, name,
+                                                                       at))) as frames:
                     for frame in frames:
                         if frame.kind == DATA and frame.data:
                             if frame.offset < at:
-                                raise Altered("the data is not in its order")
+                                raise TransferCorrupted("the data is not in its order")
                             at = frame.offset + len(frame.data)
                         yield frame
                         deadline = time.monotonic() + self._patience
                 return
-            except Broken as problem:
+            except TransferInterrupted as problem:
                 if time.monotonic() > deadline:
                     raise
                 log.info("%s of server %s at %s:%d goes on from byte %d: %s", name or "the list", self._server,
                          self._host, self._port, at, problem)
-                time.sleep(REPEAT_EVERY)
+                time.sleep(RETRY_SECONDS)
 
-    def _exchange(self, request: Request) -> Generator[Frame, None, None]:
-        """One connection: all frames up to the last. Raises Broken, Altered, VerbFailed."""
+    def _exchange(self, request: TransferRequest) -> Generator[Frame, None, None]:
+        """One connection: all frames up to the last. Raises TransferInterrupted, TransferCorrupted, VerbFailed."""
         with self._connected() as connection:
             send_request(connection, request)
             frames = Frames(connection, self._frame_seconds)
@@ -113,7 +116,7 @@ class _Peer:
                 if frame.kind == FAILURE:
                     raise _refused(frame)
                 if frame.kind not in (wanted, last):
-                    raise Altered("another kind of answer than was asked for")
+                    raise TransferCorrupted("another kind of answer than was asked for")
                 yield frame
                 if frame.kind == last:
                     return
@@ -125,12 +128,12 @@ class _Peer:
             raise VerbFailed("This host cannot prove itself to the one that has the server's files.", retryable=True,
                              details=f"[migration] transfer_cert, transfer_key, transfer_ca: {problem}") from problem
         try:
-            plain = socket.create_connection((self._host, self._port), CONNECT_SECONDS)
+            plain = socket.create_connection((self._host, self._port), CONNECT_TIMEOUT_SECONDS)
         except OSError as problem:
-            raise Broken(str(problem)) from problem
+            raise TransferInterrupted(str(problem)) from problem
         if context is None:
             return plain
-        plain.settimeout(CONNECT_SECONDS)
+        plain.settimeout(CONNECT_TIMEOUT_SECONDS)
         try:
             return context.wrap_socket(plain, server_hostname=self._host)
         except OSError as problem:
@@ -139,30 +142,30 @@ class _Peer:
 
 
 def _refused(frame: Frame) -> Exception:
-    told = _json(frame, dict)
-    text = str(told.get("text", ""))[:1000]
-    if told.get("kind") == "unavailable":
-        return Broken(text)
+    payload = _json(frame, dict)
+    text = str(payload.get("text", ""))[:1000]
+    if payload.get("kind") == "unavailable":
+        return TransferInterrupted(text)
     return VerbFailed("The host that has the server's files does not give them away.", retryable=True,
                       details=f"it says: {text}")
 
 
 def _parts(frame: Frame) -> list[Part]:
     try:
-        found = [Part(**told) for told in _json(frame, list)]
+        found = [Part(**payload) for payload in _json(frame, list)]
     except TypeError as error:
-        raise Altered("this is no list of files") from error
+        raise TransferCorrupted("this is no list of files") from error
     if not all(isinstance(part.name, str) and type(part.size) is int and type(part.bytes) is int
                and min(part.bytes, part.size) >= 0 for part in found):
-        raise Altered("this is no list of files")
+        raise TransferCorrupted("this is no list of files")
     return found
 
 
 def _json(frame: Frame, kind: type[Kind]) -> Kind:
     try:
-        told = json.loads(frame.data)
+        payload = json.loads(frame.data)
     except (ValueError, RecursionError) as error:
-        raise Altered("this cannot be read") from error
-    if not isinstance(told, kind):
-        raise Altered("this is not what was asked for")
-    return told
+        raise TransferCorrupted("this cannot be read") from error
+    if not isinstance(payload, kind):
+        raise TransferCorrupted("this is not what was asked for")
+    return payload

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transfer service of an agent: gives the files of this host's guests to the agents that may have them.
 
-``compute_agent.service`` makes one beside its driver: ``Service(driver, address, port, rate=..., tls=...)``, tls from
-``tls.opened``. ``start()`` returns "address:port", which goes into the inventory's ``facts["transfer"]``; ``close()``
-ends it. What may be read is the driver's to say: ``parts`` and ``read_part`` are asked with the secret that came, and a
-name is only ever compared with theirs. It keeps nothing, so that killing it loses nothing.
+``compute_agent.service`` makes one beside its driver: ``TransferService(driver, address, port, rate=..., tls=...)``,
+tls from ``tls.opened``. ``start()`` returns "address:port", which goes into the inventory's ``facts["transfer"]``;
+``close()`` ends it. What may be read is the driver's to say: ``parts`` and ``read_part`` are asked with the secret that
+came, and a name is only ever compared with theirs. It keeps nothing, so that killing it loses nothing.
 Must stay true: whoever does not say a right secret reads nothing and holds a thread for some twenty seconds at most;
 whoever does is sent on only as long as they take each frame in its time.
 """
@@ -22,49 +22,50 @@ from dataclasses import asdict
 from typing import Protocol
 
 from common import errors
+from common.tls import Tls
 from compute_agent.transfer.frames import (
     DATA,
     END,
     FAILURE,
-    FRAME_SECONDS,
+    FRAME_TIMEOUT_SECONDS,
     LIST,
     MEBIBYTE,
-    REQUEST_SECONDS,
-    Altered,
-    Broken,
+    REQUEST_TIMEOUT_SECONDS,
     Frames,
-    Request,
+    TransferCorrupted,
+    TransferInterrupted,
+    TransferRequest,
     receive_request,
 )
-from compute_agent.transfer.tls import Tls
 from compute_agent.virt.driver import Part, VerbFailed
 
 log = logging.getLogger(__name__)
-READERS, STRANGERS = 16, 32     #: connections that have proved their right, and that have not yet
+MAX_READERS, MAX_UNPROVED = 16, 32     #: connections that have proved their right, and that have not yet
 ALIVE_SECONDS = 5.0             #: between two frames while what the reader has already is skipped
 TLS_HANDSHAKE = b"\x16"         #: how whoever speaks TLS begins
-DRAIN_SECONDS = 1.0             #: for the other side to read why it is refused
+DRAIN_TIMEOUT_SECONDS = 1.0             #: for the other side to read why it is refused
 
 
-class Files(Protocol):
+class OfferedFiles(Protocol):
     """What it needs of a driver; see there."""
 
     def parts(self, server: str, secret: str) -> list[Part]: ...
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]: ...
 
 
-class Service:
+class TransferService:
     """``address`` and ``port`` (0: a free one) are where it listens; ``rate``: most MiB a second for all readers
     together, 0: no limit. ``request_seconds`` are for the handshake of TLS, and once more for the request;
     ``frame_seconds`` for taking a frame. Raises OSError when it cannot listen there."""
 
-    def __init__(self, driver: Files, address: str, port: int = 0, *, rate: int = 0, tls: Tls | None = None,
-                 readers: int = READERS, strangers: int = STRANGERS, request_seconds: float = REQUEST_SECONDS,
-                 frame_seconds: float = FRAME_SECONDS) -> None:
+    def __init__(self, driver: OfferedFiles, address: str, port: int = 0, *, rate: int = 0, tls: Tls | None = None,
+                 readers: int = MAX_READERS, strangers: int = MAX_UNPROVED,
+                 request_seconds: float = REQUEST_TIMEOUT_SECONDS,
+                 frame_seconds: float = FRAME_TIMEOUT_SECONDS) -> None:
         self._driver, self._tls = driver, tls
         self._request_seconds, self._frame_seconds = request_seconds, frame_seconds
         self._closed = threading.Event()
-        self._rate = Rate(rate * MEBIBYTE, self._closed)
+        self._rate = TransferRateLimit(rate * MEBIBYTE, self._closed)
         self._readers, self._strangers = threading.BoundedSemaphore(readers), threading.BoundedSemaphore(strangers)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -118,7 +119,7 @@ class Service:
                     connection.do_handshake()
                 if not self._closed.is_set():
                     self._answer(connection, peer, stranger.close)
-            except (Broken, Altered, OSError, ValueError) as problem:
+            except (TransferInterrupted, TransferCorrupted, OSError, ValueError) as problem:
                 log.warning("a transfer to %s ended: %s", peer, problem)
             finally:
                 _let_read(connection)
@@ -132,8 +133,10 @@ class Service:
             return connection
         if connection.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
             # TLS has no words for who does not speak it, and a connection that just ends says nothing.
-            Frames(connection).send(FAILURE, data=json.dumps(_told(Altered("files are given over TLS only"))).encode())
-            raise Broken("it does not speak TLS")
+            Frames(connection).send(
+                FAILURE, data=json.dumps(_failure_payload(TransferCorrupted("files are given over TLS only"))).encode()
+            )
+            raise TransferInterrupted("it does not speak TLS")
         return self._tls.for_server().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
@@ -147,14 +150,14 @@ class Service:
                 log.info("%r of server %s goes to %s", request.name, request.server, peer)
             with self._turn():
                 self._give(frames, request, parts)
-        except Broken:
+        except TransferInterrupted:
             raise
         except Exception as problem:
             log.warning("a transfer to %s failed: %r", peer, problem,
-                        exc_info=not isinstance(problem, (Altered, errors.Problem, VerbFailed)))
-            frames.send(FAILURE, data=json.dumps(_told(problem)).encode())
+                        exc_info=not isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)))
+            frames.send(FAILURE, data=json.dumps(_failure_payload(problem)).encode())
 
-    def _give(self, frames: Frames, request: Request, parts: list[Part]) -> None:
+    def _give(self, frames: Frames, request: TransferRequest, parts: list[Part]) -> None:
         if not request.name:
             frames.send(LIST, data=json.dumps([asdict(part) for part in parts]).encode())
             return
@@ -182,7 +185,7 @@ class Service:
             self._readers.release()
 
 
-class Rate:
+class TransferRateLimit:
     """At most so many bytes a second (0: any number), whoever takes them. Thread-safe."""
 
     def __init__(self, bytes_a_second: int, closed: threading.Event) -> None:
@@ -191,7 +194,7 @@ class Rate:
         self._paid_until = 0.0
 
     def take(self, count: int) -> None:
-        """Wait until it is their turn. Raises Broken when the service is closed meanwhile."""
+        """Wait until it is their turn. Raises TransferInterrupted when the service is closed meanwhile."""
         if not self._rate:
             return
         with self._lock:
@@ -199,7 +202,7 @@ class Rate:
             begin = max(now, self._paid_until)
             self._paid_until = begin + count / self._rate
         if self._closed.wait(begin - now):
-            raise Broken("the service was closed")
+            raise TransferInterrupted("the service was closed")
 
 
 def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes], None, None]:
@@ -207,11 +210,11 @@ def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes],
     yield from data
 
 
-def _told(problem: Exception) -> dict[str, object]:
+def _failure_payload(problem: Exception) -> dict[str, object]:
     """A failure for the other side: what kind it is, and its text if that is public."""
     if isinstance(problem, errors.Unavailable):
         return {"kind": "unavailable", "text": problem.text}
-    if isinstance(problem, (Altered, errors.Problem, VerbFailed)):
+    if isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)):
         return {"kind": "refused", "text": str(problem)}
     return {"kind": "refused", "text": "the other host failed unexpectedly; its log says more"}
 
@@ -219,7 +222,7 @@ def _told(problem: Exception) -> dict[str, object]:
 def _let_read(connection: socket.socket) -> None:
     """Closed over bytes that nobody has read, a connection would be reset, and what we said last be lost with it."""
     try:
-        connection.settimeout(DRAIN_SECONDS)
+        connection.settimeout(DRAIN_TIMEOUT_SECONDS)
         connection.shutdown(socket.SHUT_WR)
         connection.recv(MEBIBYTE)
     except (OSError, ValueError) as error:

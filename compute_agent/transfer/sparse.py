@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with holes, read and written without them.
 
-Called by ``virt.libvirt.moves``. What a file system calls a hole is neither read nor sent nor written, so that a disk
-costs what it holds and not what it is large.
+Called by ``virt.libvirt.cold_migration``. What a file system calls a hole is neither read nor sent nor written, so that
+a disk costs what it holds and not what it is large.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from errno import ENXIO
 from pathlib import Path
 
 MEBIBYTE = 1 << 20
-SYNC_EVERY = 128 * MEBIBYTE
+SYNC_BYTES = 128 * MEBIBYTE
 
 
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
@@ -61,7 +61,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
                 done = os.pwrite(file.fileno(), view, offset)
                 offset, view = offset + done, view[done:]
             written += len(piece)
-            if written // SYNC_EVERY != (written - len(piece)) // SYNC_EVERY:
+            if written // SYNC_BYTES != (written - len(piece)) // SYNC_BYTES:
                 # All at the end would take longer than a cancel may.
                 os.fdatasync(file.fileno())
         os.fsync(file.fileno())

@@ -20,9 +20,11 @@ PREFIX = "HW_CPU_X86_"
 COMMON = frozenset({"COMPUTE_NODE", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_IMAGE_TYPE_RAW",
                     "COMPUTE_NET_ATTACH_INTERFACE"})
 #: The same, where os-traits has no name.
-OURS = frozenset({LOCAL_DISKS})
+OWN_TRAITS = frozenset({LOCAL_DISKS})
+#: What a guest with shares needs of its host.
+SHARES = frozenset({"COMPUTE_STORAGE_VIRTIO_FS", "COMPUTE_MEM_BACKING_FILE"})
 #: libvirt's name of a feature -> the ends of its traits, where they are called otherwise.
-OTHERWISE: dict[str, tuple[str, ...]] = {
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "aes": ("AESNI",), "amd-no-ssb": ("AMD_NO_SSB",), "amd-ssbd": ("AMD_SSBD",), "bmi1": ("BMI",), "fma": ("FMA3",),
     "gfni": ("AVX512GFNI",), "hle": ("TSX",), "ibpb": ("AMD_IBPB",), "md-clear": ("INTEL_MD_CLEAR",),
     "pcid": ("INTEL_PCID",), "pclmuldq": ("CLMUL",), "pni": ("SSE3",), "rtm": ("TSX",), "sha-ni": ("SHA",),
@@ -35,8 +37,8 @@ def of_processor(features: Iterable[str]) -> set[str]:
     names = _names()
     found: set[str] = set()
     for feature in features:
-        if feature in OTHERWISE:
-            found.update(PREFIX + end for end in OTHERWISE[feature])
+        if feature in OTHER_NAMES:
+            found.update(PREFIX + end for end in OTHER_NAMES[feature])
         elif (plain := _plain(feature)) in names:
             found.add(names[plain])
     return found

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of HTTP clients, so that no slow one costs a thread: docs/decisions/0031."""
+"""What the HTTP services share: connections, authentication, versions, schemas, policy, faults (decision 0045)."""

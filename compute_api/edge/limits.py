@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long clients may take, how many connections there may be, and what they may make a process hold."""
+"""Limits of clients: time, connections, memory."""
 from __future__ import annotations
 
 import ipaddress
@@ -8,24 +8,19 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one process.
+class ClientLimits:
+    """Of one process. An address of IPv6 stands for its /64."""
 
-    Seconds: head: from connecting, or from a request's first byte, until its head is here. patience: for a body or an
-    answer, beside a second for each ``rate`` bytes of it. idle: between two requests.
-    Counts: connections, and of one address ``each`` (of IPv6: of one /64); bodies that stream at a time.
-    Bytes: body: what is waited for before a thread begins; held: what all clients together may make us keep.
-    """
-
-    head: float = 10
-    patience: float = 10
-    idle: float = 75
-    rate: int = 16 * 1024
-    connections: int = 4000
-    each: int = 500
-    streams: int = 0
-    body: int = 1024 * 1024
-    held: int = 128 * 1024 * 1024
+    head_seconds: float = 10                    #: until a request's head is here, from its first byte or connecting
+    patience_seconds: float = 10                #: for a body or an answer, beside the time that its bytes may take
+    idle_seconds: float = 75                    #: between two requests
+    bytes_per_second: int = 16 * 1024           #: the least that a body or an answer must move
+    max_connections: int = 4000
+    max_connections_per_address: int = 500
+    max_streams: int = 0                        #: bodies that stream at a time
+    max_streams_per_address: int = 0            #: 0: as many
+    max_body_bytes: int = 1024 * 1024           #: of a body that is waited for before a thread begins
+    max_held_bytes: int = 128 * 1024 * 1024     #: that all clients together may make us keep
 
 
 def origin(peer: Any) -> str:

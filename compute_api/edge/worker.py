@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gunicorn's worker with threads, in which threads only ever make answers: ``Clients`` waits for the network.
+"""gunicorn's worker with threads, which only make responses: ``ClientConnections`` waits for the network.
 
-What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI environment stay.
-"""
+What gunicorn's own gthread does while a request arrives is replaced; its arbiter, parser and WSGI environment stay."""
 from __future__ import annotations
 
 import contextlib
 import logging
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -17,29 +17,32 @@ import orjson
 from gunicorn.http import wsgi
 from gunicorn.workers.gthread import ThreadWorker
 
-from compute_api.edge.clients import Client, Clients
-from compute_api.edge.limits import Limits
-from compute_api.edge.outgoing import FULL
+from common.tls_socket import TlsSocket
+from compute_api.edge.connections import ClientConnection, ClientConnections
+from compute_api.edge.limits import ClientLimits
+from compute_api.edge.response_buffer import FULL_BYTES
 
 log = logging.getLogger(__name__)
-_BLOCK = 256 * 1024         # bytes of a file that are read at a time
+_BLOCK_BYTES = 256 * 1024         # bytes of a file that are read at a time
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
-    """``limits`` and ``fault``, which words an error in JSON, are set by ``serving``."""
+    """``limits`` and ``fault``, which words an error in JSON, are set by ``edge.server``."""
 
-    limits = Limits()
-    clients: Clients
+    limits = ClientLimits()
+    clients: ClientConnections
 
     @staticmethod
-    def fault(status: int, text: str) -> Any:
+    def fault(status: int, text: str) -> object:
         """The body of an error that no application made."""
         return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
 
     def run(self) -> None:
         """Called by gunicorn: serve until it says that it is over."""
-        self.clients = Clients(self.poller, self.cfg, self.limits, self.method_queue.defer, self._begin, self._go_on,
-                               self._refusal)
+        self.cfg.set("forwarder_headers", "")       # no client says where in the URLs we are: SCRIPT_NAME
+        self.clients = ClientConnections(self.poller, self.cfg, self.limits, self.method_queue.defer, self._begin,
+                                         self._go_on,
+                               self._refusal, self._secured if self.cfg.is_ssl else None)
         self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
@@ -53,23 +56,26 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         for listener in self.sockets:
             listener.close()
 
+    def _secured(self, plain: socket.socket) -> TlsSocket:
+        return TlsSocket(plain, self.cfg.ssl_context(self.cfg, None))
+
     def _turn(self, patience: float) -> None:
         self.notify()
         self.wait_for_and_dispatch_events(timeout=patience)
-        self.clients.look()
+        self.clients.close_late()
 
     def accept(self, listener: Any) -> None:
         """Called by gunicorn's poller."""
         self.clients.accept(listener, listener.getsockname())
 
     # --- answers: in threads of the pool ---
-    def _begin(self, client: Client) -> None:
+    def _begin(self, client: ClientConnection) -> None:
         self.tpool.submit(self._serve, client, self._answer)
 
-    def _go_on(self, client: Client) -> None:
+    def _go_on(self, client: ClientConnection) -> None:
         self.tpool.submit(self._serve, client, self._write)
 
-    def _serve(self, client: Client, work: Callable[[Client], bool]) -> None:
+    def _serve(self, client: ClientConnection, work: Callable[[ClientConnection], bool]) -> None:
         is_last = True
         try:
             if not work(client):
@@ -86,48 +92,48 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             client.answer.close()
         self.method_queue.defer(self.clients.finished, client, is_last)
 
-    def _answer(self, client: Client) -> bool:
+    def _answer(self, client: ClientConnection) -> bool:
         """Make the answer, and give as much of it to the client as it takes; is that all?"""
         self.nr += 1
         response, environ = wsgi.create(client.incoming.request, client.out, client.peer, client.tag, self.cfg)
-        client.answer = Answer(response)
+        client.answer = PendingResponse(response)
         environ["wsgi.multithread"] = True
         if client.is_last or not self.alive:
             response.force_close()
         items = self.wsgi(environ, response.start_response)
         if isinstance(items, wsgi.FileWrapper):
-            items.blksize = _BLOCK
+            items.blksize = _BLOCK_BYTES
         client.answer.take(items)
         return self._write(client)
 
-    def _write(self, client: Client) -> bool:
+    def _write(self, client: ClientConnection) -> bool:
         answer = client.answer
         for item in answer.items:
             answer.response.write(item)
-            if client.out.held > FULL:
+            if client.out.held > FULL_BYTES:
                 return False
         answer.response.close()
         return True
 
-    def _fail(self, client: Client) -> None:
-        """Say that it went wrong, where nothing else was said."""
-        if client.answer is None or not client.answer.response.headers_sent:
-            with contextlib.suppress(BrokenPipeError):
+    def _fail(self, client: ClientConnection) -> None:
+        """Say that it went wrong, where nothing else was said; else what was said is all, and breaks off."""
+        with contextlib.suppress(BrokenPipeError):
+            if client.answer is None or not client.answer.response.headers_sent:
                 client.out.sendall(self._refusal(500, "Unexpected error. Tell your operator when it was."))
-                client.out.flush()
+            client.out.flush()
 
     def _refusal(self, status: int, text: str) -> bytes:
         return refusal(status, self.fault(status, text))
 
 
-def refusal(status: int, body: Any) -> bytes:
+def refusal(status: int, body: object) -> bytes:
     """A whole answer, after which the connection is closed."""
     content = orjson.dumps(body)
     return (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n").encode() + content
 
 
-class Answer:
+class PendingResponse:
     """An answer while it is made."""
 
     def __init__(self, response: Any) -> None:

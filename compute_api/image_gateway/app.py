@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterator
 from typing import Any
+from wsgiref.types import WSGIApplication
 
 import falcon
 import orjson
@@ -22,27 +23,27 @@ from common import errors
 from common.clients.image import CHUNK
 from common.clients.own_images import OwnImages
 from common.image_tickets import Ticket, Tickets
+from compute_api.edge import request_data
+from compute_api.edge.faults import TextFaults
+from compute_api.edge.json_types import JsonObject
 
 logger = logging.getLogger(__name__)
 TOKEN = "X-AUTH-TOKEN"
 PATH = re.compile(r"/v2/images/([0-9A-Za-z-]{1,64})(/file)?")
-TOLD = ("id", "status", "size", "virtual_size", "disk_format", "container_format", "checksum", "os_hash_algo",
+SHOWN_KEYS = ("id", "status", "size", "virtual_size", "disk_format", "container_format", "checksum", "os_hash_algo",
         "os_hash_value", "min_disk", "min_ram")
-#: Seconds that a host may stall in the middle of an image: its disk may be busy.
-PATIENCE = 60
 
 
-def create(images: OwnImages, tickets: Tickets) -> Any:
+def create(images: OwnImages, tickets: Tickets) -> WSGIApplication:
     """The application."""
     app: Any = falcon.App(media_type=falcon.MEDIA_TEXT)
-    app.add_sink(Gateway(images, tickets).serve, "/")
-    app.set_error_serializer(_serialize)
-    app.add_error_handler(Exception, _unexpected)
-    app.add_error_handler(errors.Problem, _refuse)
-    return app
+    app.add_sink(ImageGateway(images, tickets).serve, "/")
+    TextFaults(logger, _refusal).install(app)
+    application: WSGIApplication = app
+    return application
 
 
-class Gateway:
+class ImageGateway:
     """Every path and method."""
 
     def __init__(self, images: OwnImages, tickets: Tickets) -> None:
@@ -57,11 +58,9 @@ class Gateway:
         ticket = self._tickets.check(req.headers.get(TOKEN, ""))
         req.context.host = ticket.host
         _admit(ticket, found[1], *kind)
-        if connection := req.env.get("gunicorn.socket"):
-            connection.settimeout(PATIENCE)
         match kind:
             case "GET", False:
-                resp.data, resp.content_type = orjson.dumps(self._told(found[1])), falcon.MEDIA_JSON
+                resp.data, resp.content_type = orjson.dumps(self._shown(found[1])), falcon.MEDIA_JSON
             case "GET", True:
                 data = self._images.ask(lambda client, token: client.open(found[1], token))
                 resp.content_type, resp.content_length, resp.stream = "application/octet-stream", data.size, data
@@ -69,9 +68,9 @@ class Gateway:
                 self._images.ask(lambda client, token: client.put(found[1], token, _body(req)))
                 resp.status = falcon.HTTP_204
 
-    def _told(self, image: str) -> dict[str, Any]:
+    def _shown(self, image: str) -> JsonObject:
         record = self._images.ask(lambda client, token: client.record(image, token))
-        return {key: record[key] for key in TOLD if key in record}
+        return {key: record[key] for key in SHOWN_KEYS if key in record}
 
 
 def _admit(ticket: Ticket, image: str, method: str, of_bytes: bool) -> None:
@@ -83,8 +82,7 @@ def _admit(ticket: Ticket, image: str, method: str, of_bytes: bool) -> None:
 
 def _body(req: falcon.Request) -> Iterator[bytes]:
     """The bytes that a host sends; BadRequest when they break off, so that the image service is not told of an end."""
-    stream = req.stream if req.content_length is None and req.env.get("wsgi.input_terminated") else req.bounded_stream
-    size = 0
+    stream, size = request_data.stream_of(req), 0
     try:
         while chunk := stream.read(CHUNK):
             size += len(chunk)
@@ -95,20 +93,9 @@ def _body(req: falcon.Request) -> Iterator[bytes]:
         raise errors.BadRequest(f"The image broke off: {size} of {req.content_length} bytes came.")
 
 
-def _refuse(req: falcon.Request, resp: falcon.Response, problem: errors.Problem, params: Any) -> None:
-    """A refusal or a failure that was foreseen, the image service's own with its status."""
+def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
+    """A refusal of ours, or the image service's own."""
     found = PATH.fullmatch(req.path)            # of another path nothing is logged: who knows what stands in it
-    logger.warning("refused %s of image %s to host %.64r: %s %s", req.method, found[1] if found else "?",
-                   getattr(req.context, "host", "?"), problem.text, problem.__cause__ or "")
-    raise falcon.HTTPError(problem.status, description=problem.text,
-                           headers={"Retry-After": "1"} if problem.retryable else None)
-
-
-def _unexpected(req: falcon.Request, resp: falcon.Response, problem: Exception, params: Any) -> None:
-    """A bug, with its traceback in the log."""
-    logger.error("%s %.100r failed", req.method, req.path, exc_info=problem)
-    raise falcon.HTTPInternalServerError(description="Unexpected error; the operator's log says more.")
-
-
-def _serialize(req: falcon.Request, resp: falcon.Response, problem: falcon.HTTPError) -> None:
-    resp.content_type, resp.text = falcon.MEDIA_TEXT, f"{problem.description or problem.title}\n"
+    host = str(getattr(req.context, "host", "?"))[:64]
+    return (f"{req.method} of image {found[1] if found else '?'} to host {host!r}: {problem.text} "
+            f"{problem.__cause__ or ''}")

@@ -6,43 +6,47 @@ It asks the identity and the image service, and nobody else; it has no database.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import replace
+from wsgiref.types import WSGIApplication
 
 from oslo_config import cfg
 
-from common import service
-from compute_api.serving import Server
+from common import service, tls
+from compute_api.edge import server
+from compute_api.edge.limits import ClientLimits
+
+STALL_SECONDS = 60  #: that a host may stall in the middle of an image: its disk may be busy
 
 
-def application(conf: cfg.ConfigOpts) -> Any:
+def application(conf: cfg.ConfigOpts) -> WSGIApplication:
     """The WSGI application; call it in the process that will serve it."""
-    from common.clients.identity import Identity
+    from common.clients.identity import IdentityClient
     from common.clients.own_images import OwnImages
-    from common.image_tickets import Tickets
-    from common.vault import Vault
+    from common.image_tickets import configured
     from compute_api.image_gateway import app
-    return app.create(OwnImages(Identity(conf)), Tickets(Vault(conf.secret_key)))
+    return app.create(OwnImages(IdentityClient(conf)), configured(conf))
 
 
-class Streaming(Server):
-    """With gunicorn's own worker: ours has read a body to its end, within bounds, before the application sees it, and
-    an image has none. A client that stalls in the middle is cut off by the application."""
-
-    def load_config(self) -> None:
-        """Called by gunicorn."""
-        super().load_config()
-        self.cfg.set("worker_class", "gthread")
+def limits(conf: cfg.ConfigOpts) -> ClientLimits:
+    """What hosts may take. Half of the threads may read images from them, half of these from one address; a host may
+    also stall for a while."""
+    streams = max(1, conf.image_gateway.threads // 2)
+    usual = server.limits(conf, body=0)
+    return replace(usual, patience_seconds=max(usual.patience_seconds, STALL_SECONDS), max_streams=streams,
+                   max_streams_per_address=max(1, streams // 2))
 
 
 def main() -> None:
     """The console script kilonova-image-gateway."""
     conf = service.start("image-gateway")
-    if not conf.secret_key.strip(", "):
-        sys.exit("kilonova-image-gateway: no ticket can be checked: set [DEFAULT] secret_key, the same as conductors "
-                 "have")
+    if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
+        sys.exit("kilonova-image-gateway: no ticket can be checked: set [image_gateway] ticket_secret, the same as "
+                 "conductors have")
     own = conf.image_gateway
-    Streaming("kilonova-image-gateway", own.host, own.port, lambda: application(conf), lambda: None,
-              workers=own.workers, threads=own.threads).run()
+    proof = service.checked("image-gateway", lambda: tls.protecting(conf, "[image_gateway] host", [own.host],
+                                                                    listens=True))
+    server.Server("kilonova-image-gateway", own.host, own.port, lambda: application(conf), lambda: None,
+                   workers=own.workers, threads=own.threads, limits=limits(conf), tls=proof).run()
 
 
 if __name__ == "__main__":

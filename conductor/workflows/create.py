@@ -8,69 +8,80 @@ server to another host; silence waits for the host. A guest whose ports are not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from common import states
+from common.action_args import CreateArgs
 from common.models import RequestSpec, Result
 from common.store.engine import Connection, now
 from common.wire import to_wire
-from conductor import guest, networks, placing
-from conductor.saga import Engine, Run, Step, StepFailed, Workflow, fault_of
+from conductor import claims, guest, networks
+from conductor.claims import PlacementData
+from conductor.networks import PortData
+from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow, fault_of
 
 
-def _spec(run: Run) -> RequestSpec:
-    args = run.action.args
-    return placing.spec(run, args.get("zone"), args.get("host"), forced=bool(args.get("forced")))
+@dataclass(kw_only=True)
+class CreateData(PlacementData, PortData):
+    """What the steps leave."""
 
 
-def _propose(engine: Engine, runs: Sequence[Run]) -> None:
-    placing.propose(engine, runs, _spec)
+CreateRun = Run[CreateArgs, CreateData]
 
 
-def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    placing.claim(tx, engine, runs, _spec)
+def _spec(run: CreateRun) -> RequestSpec:
+    return claims.spec(run, run.args.zone, run.args.host, forced=run.args.forced)
+
+
+def _propose(engine: Engine, runs: Sequence[CreateRun]) -> None:
+    claims.propose(engine, runs, _spec)
+
+
+def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
+    claims.claim_and_place(tx, engine, runs, _spec)
     for run in runs:
         if not run.paused and not run.problem:
-            run.set(task_state=states.NETWORKING if networks.wishes(run) else states.SPAWNING)
+            run.set(task_state=states.NETWORKING if networks.asks_for_networks(run) else states.SPAWNING)
 
 
-def _plugged(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    networks.keep_plugged(tx, engine, runs)
+def _plugged(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
+    networks.store_plugged(tx, engine, runs)
     for run in runs:
         run.set(task_state=states.SPAWNING)
 
 
-def _unplugged(tx: Connection, engine: Engine, run: Run) -> None:
+def _unplugged(tx: Connection, engine: Engine, run: CreateRun) -> None:
     run.set(interfaces=[])
 
 
-def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
+def _build(engine: Engine, run: CreateRun) -> Verb:
     return "ensure_guest", {"guest": to_wire(guest.spec(engine, run))}
 
 
-def _built(tx: Connection, run: Run, result: Result) -> None:
+def _built(tx: Connection, run: CreateRun, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)), launched_at=now())
-    placing.worked(run)
+    claims.record_successful_build(run)
 
 
-def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+def _failed(tx: Connection, engine: Engine, run: CreateRun, problem: StepFailed) -> None:
     """Another host while there are attempts and the failure was the host's own; else ERROR, with the reason."""
-    if placing.elsewhere(engine, run, problem):
+    if claims.reschedule(engine, run, problem):
         run.set(task_state=states.SCHEDULING)
         return
     run.set(vm_state=states.ERROR, power_state=states.NOSTATE,
             fault=fault_of(tx, problem))
 
 
-CREATE = Workflow("create", failed=_failed, steps=(
+CREATE = Workflow("create", args=CreateArgs, data=CreateData, failed=_failed, steps=(
     Step("place", "first, because everything after it costs something on a host",
-         propose=_propose, apply=_claim, undo=placing.leave),
+         prepare=_propose, apply=_claim, undo=claims.release_host,
+         events=StepEvents(failed=("compute_task.build_instances.error",))),
     Step("networks", "when the host is known, so that one call makes and binds all ports",
-         outside=networks.plug, apply=_plugged, undo=_unplugged, undo_outside=networks.withdraw,
-         neighbour=networks.NETWORK, needed=networks.wishes),
+         call=networks.create_ports, apply=_plugged, undo=_unplugged, undo_call=networks.undo_ports,
+         lane=Lane.NETWORK, condition=networks.asks_for_networks),
     Step("build", "one command, because each message costs more than all that it saves",
-         command=_build, done=_built),
+         command=_build, on_result=_built),
     networks.PLUG,
-    Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),
+    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
+         condition=networks.starts_paused),
 ))
-

@@ -1,92 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete: always wins. Whatever guests the server has become debts; the server is gone when they are paid.
+"""Delete: always wins. Whatever guests the server has become debts; the server is gone when they are confirmed.
 
 The action that ran before was superseded when this one was accepted. Ports go when the guest is gone and before the
 server is, so that its user finds them free; a silent network service holds that up for a while. An image that the
 earlier action had begun to make, or that the server was shelved into, goes last, because a silent image service must
-not keep a server alive. What a neighbour refuses to remove is a pending cleanup: the server is gone all the same. Also
+not keep a server alive. What a service refuses to remove is a pending cleanup: the server is gone all the same. Also
 here: soft delete, which only stops the guest, and restore.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from common import states
+from common.action_args import ActionArgs, ShareArgs
 from common.clock import SECOND
 from common.models import Result
-from common.store import actions, migrations
-from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
-from conductor import debts, guest, images, networks
-from conductor.saga import Engine, Run, Step, Workflow
+from common.store.neighbours.cleanups import IMAGE
+from common.store.servers import actions, migrations
+from common.store.servers import shares as mappings
+from common.wire import from_wire
+from conductor import debts, guest, images, networks, shares
+from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepEvents, Workflow
+from conductor.shares import SharesData
 
-LATE = 20 * SECOND       #: longer than a call to the network service may take there after we have given it up
+#: Longer than a call to a service may take there after it was given up here.
+LATE_CALL_MICROS = 20 * SECOND
+#: Steps of superseded actions whose call makes what is to be removed.
+_CREATING_CALLS = ("networks", "allow")
 
 
-def _remove(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    for run in debts.settle(tx, runs):
-        before = actions.show_by_id(tx, run.data["after"]) if run.data.get("after") else None
+@dataclass(kw_only=True)
+class DeleteData(SharesData):
+    """What the steps leave."""
+
+    images: list[str] | None = None     #: that nobody will want; None: not known yet
+    moves: bool = False                 #: a migration may be open
+    late: bool = False                  #: a call of the superseded action may still be carried out
+    waited: bool = False                #: long enough for that
+    ports_left: bool = False            #: ports may be there; written by earlier releases
+
+
+DeleteRun = Run[ActionArgs, DeleteData]
+
+
+def _remove(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+    ready = debts.collect(tx, runs)
+    left = mappings.leaving(tx, having) if (having := [run.server.id for run in ready if run.server.shares]) else {}
+    for run in ready:
+        run.data.shares = [from_wire(ShareArgs, share) for share in left.get(run.server.id, ())]
+        before = actions.show_by_id(tx, run.data.after) if run.data.after else None
         superseded = before if before is not None and before.state == "superseded" else None
-        if run.action.args.get("was") == states.RESIZED or superseded is not None:
-            run.data["moves"] = True
-        run.data["images"] = _images(run, superseded.args.get("image_id") if superseded else None)
-        if superseded is not None and superseded.step == "networks":
-            run.data["late"] = True
+        run.data.moves = run.args.was == states.RESIZED or superseded is not None
+        begun = superseded.args.get("image_id") if superseded is not None else None
+        run.data.images = sorted({image for image in (run.server.shelved_image_id, begun) if image})
+        run.data.late = superseded is not None and superseded.step in _CREATING_CALLS
 
 
-def _gone(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    if moving := [run.server.id for run in runs if run.data.get("moves")]:
+def _gone(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
+    if moving := [run.server.id for run in runs if run.data.moves]:
         migrations.end_open(tx, moving, "cancelled")
     for run in runs:
         run.set(vm_state=states.DELETED, task_state=None, power_state=states.NOSTATE, deleted=1, deleted_at=now(),
                 terminated_at=now(), progress=0)
 
 
-def _images(run: Run, begun: str | None) -> list[str]:
-    """Images that nobody will ever want: the shelved one, and what a superseded snapshot had begun."""
-    return sorted({image for image in (run.server.shelved_image_id, begun) if image})
-
-
-def _wait(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def _wait(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) -> None:
     for run in runs:
-        if not run.data.get("waited"):
-            run.again_in(LATE, waited=True)
+        if not run.data.waited:
+            run.data.waited = True
+            run.retry_in(LATE_CALL_MICROS)
 
 
-def _is_late(run: Run) -> bool:
-    return bool(run.data.get("late"))
+def _is_late(run: DeleteRun) -> bool:
+    return run.data.late
 
 
-def _forget(engine: Engine, run: Run) -> None:
-    for image in run.data["images"]:
-        with run.cleaning(IMAGE, image):
+def _delete_images(engine: Engine, run: DeleteRun) -> None:
+    for image in run.data.images or ():
+        with run.cleanup_on_failure(IMAGE, image):
             images.service(engine).delete(image)
 
 
-def _kept(tx: Connection, run: Run, result: Result) -> None:
-    guest.rests(tx, run, result)
+def _kept(tx: Connection, run: AnyRun, result: Result) -> None:
+    guest.record_stopped(tx, run, result)
     run.set(soft_deleted_at=now())
 
 
-def _restored(tx: Connection, run: Run, result: Result) -> None:
-    guest.runs(tx, run, result)
+def _restored(tx: Connection, run: AnyRun, result: Result) -> None:
+    guest.record_running(tx, run, result)
     run.set(soft_deleted_at=None)
 
 
-DELETE = Workflow("delete", steps=(
-    Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True),
+DELETE = Workflow("delete", args=ActionArgs, data=DeleteData, steps=(
+    Step("remove", "first: there is nothing to go back to once a user has said delete", apply=_remove, pivot=True,
+         events=StepEvents(succeeded=("instance.shutdown.start", "instance.shutdown.end"))),
     Step("unplug", "after the guest: what it still sends needs its port's rules",
-         outside=networks.release, neighbour=networks.NETWORK, needed=networks.has_ports),
-    Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone),
-    Step("wait", "a call that the superseded action gave up may still be carried out", apply=_wait, needed=_is_late),
-    Step("release", "what an earlier call made late", outside=networks.release, neighbour=networks.NETWORK,
-         needed=lambda run: _is_late(run) or bool(run.data.get("ports_left"))),      # as earlier releases wrote it
+         call=networks.delete_ports, lane=Lane.NETWORK, condition=networks.has_ports),
+    Step("unshare", "after the guest, and before its user may think that nothing of it is left",
+         call=shares.remove_rules, apply=shares.delete_mappings, lane=Lane.SHARE, condition=shares.has_shares),
+    Step("gone", "its user sees it gone when nothing of it is in their way", apply=_gone,
+         events=StepEvents(succeeded=("instance.delete.end",))),
+    Step("wait", "a call that the superseded action gave up may still be carried out", apply=_wait,
+         condition=_is_late),
+    Step("release", "what an earlier call made late", call=networks.delete_ports, lane=Lane.NETWORK,
+         condition=lambda run: run.data.late or run.data.ports_left),
+    Step("unshare_late", "the same of shares", call=shares.remove_rules, lane=Lane.SHARE,
+         condition=lambda run: run.data.late and shares.has_shares(run)),
     Step("forget", "last: only images are left, and the server is gone for its user already",
-         outside=_forget, needed=lambda run: bool(run.data.get("images", True))),
+         call=_delete_images, condition=lambda run: run.data.images is None or bool(run.data.images)),
 ))
 
-SOFT_DELETE = Workflow("soft_delete", steps=(
-    Step("stop", "the guest's disk stays until the time to restore it is over", command=guest.stop, done=_kept),))
+SOFT_DELETE = Workflow("soft_delete", args=ActionArgs, data=ActionData, steps=(
+    Step("stop", "the guest's disk stays until the time to restore it is over", command=guest.stop,
+         on_result=_kept),))
 
-RESTORE = Workflow("restore", steps=(
-    Step("run", "as a start", command=guest.start, before=guest.will_run, done=_restored),))
+RESTORE = Workflow("restore", args=ActionArgs, data=ActionData, steps=(
+    Step("run", "as a start", command=guest.start, on_start=guest.allow_to_run, on_result=_restored),))

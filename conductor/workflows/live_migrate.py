@@ -9,147 +9,175 @@ its network where it arrives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from common import states
-from common.models import Result
-from common.store import migrations
-from common.store.engine import Connection
+from common.action_args import LiveMigrateArgs
+from common.models import Control, FailureReason, Result
+from common.store.engine import Connection, notification_settings
+from common.store.servers import migrations
 from common.wire import to_wire
-from conductor import debts, moving, networks, placing
-from conductor.saga import Engine, Run, Step, StepFailed, Workflow
+from conductor import claims, debts, moves, networks
+from conductor.moves import MoveData
+from conductor.saga import Engine, Lane, Run, Step, StepEvents, StepFailed, Verb, Workflow
 
-ABORTED = "The migration was aborted."        #: what the source says when somebody wished it
+#: The step whose command can be aborted, or completed by force.
+MIGRATE_STEP = "migrate"
 
 
-def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    for run, source in moving.claim(tx, engine, runs):
-        run.data.update(cpu=source.get("cpu_info") or {}, diskless=bool(source.get("diskless")))
-        run.move(status="preparing")
+@dataclass(kw_only=True)
+class LiveMigrateData(MoveData):
+    """What the steps leave."""
+
+    cpu: dict[str, Any] = field(default_factory=dict)       #: of the source
+    diskless: bool = False              #: the source moves guests without their disks
+    handed_over: bool = False           #: the source has the guest no more
+    control: str | None = field(default=None,
+                                metadata={"wire": "wish"})             #: the control that was requested while it ran
+
+
+LiveMigrateRun = Run[LiveMigrateArgs, LiveMigrateData]
+
+
+def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
+    for run, source in moves.claim(tx, engine, runs):
+        run.data.cpu, run.data.diskless = source.get("cpu_info") or {}, bool(source.get("diskless"))
+        run.set_migration(status="preparing")
         _check(run)
 
 
-def _check(run: Run) -> None:
+def _check(run: LiveMigrateRun) -> None:
     """What can be said against it without asking the hosts."""
-    block, shared = run.action.args.get("block_migration"), bool(run.data["shared"])
-    if not run.data["to"].get("uri"):
-        run.fail(f"Host {moving.dest(run)} takes no servers in while they run; set [migration] live_migration_uri "
-                 "there, or migrate the server while it is off.", retryable=True)
-    elif block is True and shared:
+    if not (run.data.to or {}).get("uri"):
+        run.fail(f"Host {moves.destination(run)} takes no servers in while they run; set [migration] "
+                 "live_migration_port there, or migrate the server while it is off.", retryable=True)
+    elif run.args.block_migration is True and run.data.shared:
         run.fail("Block migration cannot be used with shared storage.")
-    elif block is False and not shared and not run.data["diskless"]:
+    elif run.args.block_migration is False and not run.data.shared and not run.data.diskless:
         run.fail("The hosts share no storage; ask for a block migration, or leave that to Kilonova.")
 
 
-def _prepare(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "prepare_arrival", {"guest": to_wire(moving.spec(engine, run)), "from": run.data.get("transfer"),
-                               "secret": moving.secret(engine, run), "shared": run.data["shared"],
-                               "cpu": run.data.get("cpu", {})}
+def _prepare(engine: Engine, run: LiveMigrateRun) -> Verb:
+    return "prepare_arrival", {"guest": to_wire(moves.guest_spec(engine, run)), "from": run.data.transfer,
+                               "secret": moves.transfer_secret(engine, run), "shared": run.data.shared,
+                               "cpu": run.data.cpu}
 
 
-def _prepared(tx: Connection, run: Run, result: Result) -> None:
-    run.data["to"] = {**run.data["to"], **result.data}
+def _prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
+    run.data.to = {**(run.data.to or {}), **result.data}
 
 
-def _give_up(tx: Connection, engine: Engine, run: Run) -> None:
+def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) -> None:
     """That two hosts do not go together says nothing of either."""
-    moving.leave(tx, engine, run, blames=False)
+    moves.release_destination(tx, engine, run, blames=False)
 
 
-def _heed(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    """What was wished before the hosts could be told."""
-    moves = migrations.open_of(tx, [run.server.id for run in runs])
+def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
+    """An abort that was asked for before the hosts could be told."""
+    records = migrations.open_of(tx, [run.server.id for run in runs])
     for run in runs:
-        if moves[run.server.id].wish == migrations.ABORT:
-            run.fail(ABORTED)
+        if records[run.server.id].requested_control == Control.ABORT:
+            run.fail("The migration was aborted.", reason=FailureReason.ABORTED)
 
 
-def _migrate(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "live_migrate", {"guest": to_wire(moving.spec(engine, run)), "to": run.data["to"],
-                            "shared": run.data["shared"]}
+def _migrate(engine: Engine, run: LiveMigrateRun) -> Verb:
+    return "live_migrate", {"guest": to_wire(moves.guest_spec(engine, run)), "to": run.data.to,
+                            "shared": run.data.shared}
 
 
-def _begun(tx: Connection, runs: Sequence[Run]) -> None:
+def _begun(tx: Connection, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
-        run.move(status="running")
+        run.set_migration(status="running")
 
 
-def _migrated(tx: Connection, run: Run, result: Result) -> None:
-    run.data["handed_over"] = True
-    run.move(status="post-migrating")
+def _migrated(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
+    run.data.handed_over = True
+    run.set_migration(status="post-migrating")
 
 
-def _arrive(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "arrived", {"guest": to_wire(moving.spec(engine, run))}
+def _arrive(engine: Engine, run: LiveMigrateRun) -> Verb:
+    return "arrived", {"guest": to_wire(moves.guest_spec(engine, run))}
 
 
-def _drop(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_absent", {"keep_files": bool(run.data.get("shared"))}
+def _drop(engine: Engine, run: LiveMigrateRun) -> Verb:
+    return "ensure_absent", {"keep_files": moves.shares_storage(run)}
 
 
-def _arrived(tx: Connection, run: Run, result: Result) -> None:
+def _arrived(tx: Connection, run: LiveMigrateRun, result: Result) -> None:
     run.set(power_state=int(result.data.get("power_state", states.RUNNING)))
 
 
-def _is_lost(run: Run) -> bool:
+def _is_handed_over(run: LiveMigrateRun) -> bool:
     """Has the source given it up, so that on the way back it has only its disk?"""
-    return bool(run.data.get("handed_over"))
+    return run.data.handed_over
 
 
-def _start_again(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "install", {"guest": to_wire(moving.old_spec(engine, run)), "runs": True}
+def _start_again(engine: Engine, run: LiveMigrateRun) -> Verb:
+    return "install", {"guest": to_wire(moves.old_guest_spec(engine, run)), "runs": True}
 
 
-def _switch(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def _switch(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
     for run in runs:
-        moving.go(tx, run, runs=True)
-        placing.worked(run)
+        moves.switch_to_destination(tx, run, runs=True)
+        claims.record_successful_build(run)
 
 
-def _leave(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    debts.settle(tx, runs, moving.source)
+def _leave(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
+    debts.collect(tx, runs, moves.source, moves.shares_storage)
 
 
-def _done(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
+    records = migrations.open_of(tx, [run.server.id for run in runs]) if notification_settings(tx) else {}
     for run in runs:
+        if run.server.id in records:
+            run.data.control = records[run.server.id].requested_control         # the notification of the end names it
         run.set(progress=0)
-        run.move(status="completed")
+        run.set_migration(status="completed")
 
 
-def _failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+def _failed(tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed) -> None:
     """It is as before; one that was lost on the way was started anew, and is not sent on another. Nothing fails one
     that has moved."""
     run.set(progress=0)
-    if _is_lost(run):
+    if run.data.handed_over:
         run.set(vm_state=states.ACTIVE, power_state=states.RUNNING)
-        problem = StepFailed(str(problem), problem.details)
-    moving.back_as_before(tx, engine, run, problem)
-    if run.moved.get("status") == "error" and str(problem) == ABORTED:
-        run.move(status="cancelled")
+        problem = StepFailed(str(problem), problem.details, reason=problem.reason)
+    moves.fail_move(tx, engine, run, problem)
+    if run.migration_changes.get("status") == "error" and problem.reason is FailureReason.ABORTED:
+        run.set_migration(status="cancelled")
 
 
-LIVE_MIGRATE = Workflow("live_migrate", failed=_failed, steps=(
+LIVE_MIGRATE = Workflow("live_migrate", args=LiveMigrateArgs, data=LiveMigrateData, failed=_failed, steps=(
     Step("place", "first: after it the destination's room is sure, and the migration holds what the source has",
-         propose=moving.propose, apply=_claim, undo=_give_up),
-    Step("offer", "of a guest that runs only what it cannot change", command=moving.offer, at=moving.source,
-         final=True),
-    Step("prepare", "the destination looks whether it can take the guest, before anything of it moves",
-         command=_prepare, at=moving.dest, done=_prepared, abandon=True, reads_source=True),
-    Step("bind_there", "before it runs there, while the ports still work where it is", outside=networks.bind_there,
-         undo_outside=networks.withdraw_there, neighbour=networks.NETWORK,
-         needed=networks.has_ports),
-    Step("heed", "the last moment at which nothing has to be called off", apply=_heed),
+         prepare=moves.propose, apply=_claim, undo=_release_destination,
+         events=StepEvents(failed=moves.NO_HOST_EVENTS)),
+    Step("offer", "of a guest that runs only what it cannot change", command=moves.offer, host_of=moves.source,
+         fails_on_any_host=True),
+    Step("bind_there", "before the destination describes the guest, while the ports still work where it is",
+         call=networks.bind_at_destination, undo_call=networks.unbind_destination, lane=Lane.NETWORK,
+         condition=networks.has_ports),
+    Step("prepare", "the destination looks whether it can take the guest, and lets in from the source what it has then "
+         "described itself", command=_prepare, host_of=moves.destination, on_result=_prepared,
+         fails_when_host_down=True, reads_source=True,
+         events=StepEvents(started=("instance.live_migration_pre.start",),
+                           succeeded=("instance.live_migration_pre.end",))),
+    Step("heed", "the last moment at which nothing has to be called off", apply=_check_abort),
     Step("return", "only on the way back, when it is nowhere: it starts from its disk where that is whole",
-         undo_command=_start_again, at=moving.source, needed=_is_lost),
-    Step("migrate", "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
-         command=_migrate, at=moving.source, before=_begun, done=_migrated, dead_is_done=True),
+         undo_command=_start_again, undo_starts_guest=True, host_of=moves.source, condition=_is_handed_over),
+    Step(MIGRATE_STEP, "the hypervisors hand it over; a source that is dead leaves the answer to the destination",
+         command=_migrate, host_of=moves.source, on_start=_begun, on_result=_migrated, done_when_host_dead=True),
     Step("arrive", "the destination says that it has it; only that makes it its place. Else it gives up what it may "
-         "have, before the source starts it again", command=_arrive, at=moving.dest, done=_arrived, undo_command=_drop),
-    Step("switch", "one transaction: the place, and which of the two guests may run", apply=_switch, pivot=True),
-    Step("activate", "at once: from now on its frames are sent there", outside=networks.activate_there,
-         apply=networks.written, neighbour=networks.NETWORK, needed=networks.has_ports),
+         "have, before the source starts it again", command=_arrive, host_of=moves.destination, on_result=_arrived,
+         undo_command=_drop),
+    Step("switch", "one transaction: the place, and which of the two guests may run", apply=_switch, pivot=True,
+         events=StepEvents(succeeded=(
+             "instance.live_migration_post.start", "instance.live_migration_post_dest.start",
+             "instance.live_migration_post_dest.end"))),
+    Step("activate", "at once: from now on its frames are sent there", call=networks.activate_at_destination,
+         apply=networks.store_interfaces, lane=Lane.NETWORK, condition=networks.has_ports),
     Step("leave", "what the source has of it is a debt", apply=_leave),
     Step("let_go", "the source's bindings of its ports, when nothing runs there any more",
-         outside=networks.forget_source, neighbour=networks.NETWORK, needed=networks.has_ports),
-    Step("finish", "last", apply=_done),
+         call=networks.unbind_source, lane=Lane.NETWORK, condition=networks.has_ports),
+    Step("finish", "last", apply=_finish),
 ))

@@ -8,49 +8,67 @@ protected say, the server runs all the same, and the image is a pending cleanup.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from common import states
+from common.action_args import ActionArgs, ImageArgs, UnshelveArgs
 from common.models import ImageRef, RequestSpec, Result
-from common.store import guests
-from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
-from common.wire import from_wire, to_wire
-from conductor import debts, guest, images, networks, placing
-from conductor.saga import Engine, Run, Step, StepFailed, Workflow
+from common.store.neighbours.cleanups import IMAGE
+from common.store.servers import guests
+from common.wire import to_wire
+from conductor import claims, debts, guest, images, networks
+from conductor.claims import PlacementData
+from conductor.images import ImageData
+from conductor.networks import PortData
+from conductor.saga import ActionData, AnyRun, Engine, Lane, Run, Step, StepFailed, Verb, Workflow
 
 
-def _keep(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+# --- shelve, offload ---
+@dataclass(kw_only=True)
+class ShelveData(ImageData):
+    """What the steps of shelve leave."""
+
+    offloads: bool = False              #: the host is given up at once
+
+
+ShelveRun = Run[ImageArgs, ShelveData]
+
+
+def _keep(tx: Connection, engine: Engine, runs: Sequence[ShelveRun]) -> None:
     for run in runs:
-        run.data["offloads"] = engine.shelved_offload_time == 0
-        run.set(shelved_image_id=images.image_id(run), shelved_at=now(), task_state=states.SHELVING_OFFLOADING
-                if run.data["offloads"] else states.SHELVING)
+        run.data.offloads = engine.shelved_offload_time == 0
+        run.set(shelved_image_id=run.args.image_id, shelved_at=now(), task_state=states.SHELVING_OFFLOADING
+                if run.data.offloads else states.SHELVING)
 
 
-def _leave_host(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    for run in debts.settle(tx, runs):
+def _leave_host(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
+    for run in debts.collect(tx, runs):
         run.set(vm_state=states.SHELVED_OFFLOADED, host=None, availability_zone=None, power_state=states.NOSTATE)
 
 
-def _unbound(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def _unbound(tx: Connection, engine: Engine, runs: Sequence[AnyRun]) -> None:
     for run in runs:
         run.set(vm_state=states.SHELVED_OFFLOADED)
 
 
-_UNBIND = Step("unbind", "its ports stay the server's, on no host", outside=networks.unbind,
-               apply=_unbound, neighbour=networks.NETWORK, needed=networks.has_ports)
+_UNBIND = Step("unbind", "its ports stay the server's, on no host", call=networks.unbind,
+               apply=_unbound, lane=Lane.NETWORK, condition=networks.has_ports)
 
 
-def _offloads(run: Run) -> bool:
-    return bool(run.data.get("offloads"))
+def _offloads(run: ShelveRun) -> bool:
+    return run.data.offloads
 
 
-def _was_running(run: Run) -> bool:
-    return bool(run.action.args.get("was") == states.ACTIVE)
+def _offloads_with_ports(run: ShelveRun) -> bool:
+    return run.data.offloads and networks.has_ports(run)
 
 
-def _shelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+def _was_running(run: ShelveRun) -> bool:
+    return run.args.was == states.ACTIVE
+
+
+def _shelve_failed(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
     """As before; one that was paused or suspended has been stopped."""
     if _was_running(run):
         guests.want(tx, [run.server.id], guests.RUNNING, True)
@@ -59,83 +77,97 @@ def _shelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed
         run.set(vm_state=states.STOPPED)
 
 
-SHELVE = Workflow("shelve", failed=_shelve_failed, steps=(
-    Step("stop", "first: what is written after the copy would be lost", command=guest.stop, done=guest.rests),
+SHELVE = Workflow("shelve", args=ImageArgs, data=ShelveData, failed=_shelve_failed, steps=(
+    Step("stop", "first: what is written after the copy would be lost", command=guest.stop,
+         on_result=guest.record_stopped),
     Step("restart", "only on the way back: a server that ran runs again", undo_command=guest.start,
-         needed=_was_running),
+         condition=_was_running),
     images.RECORD, images.UPLOAD,
     Step("keep", "the image is whole: from here on it is the server", apply=_keep, pivot=True),
     Step("offload", "last, and only where shelving gives the host up at once", apply=_leave_host,
-         needed=_offloads),
-    replace(_UNBIND, needed=lambda run: _offloads(run) and networks.has_ports(run)),
+         condition=_offloads),
+    replace(_UNBIND, condition=_offloads_with_ports),
 ))
 
-OFFLOAD = Workflow("offload", steps=(
+OFFLOAD = Workflow("offload", args=ActionArgs, data=ActionData, steps=(
     Step("remove", "the image is there; the guest is a debt of its host", apply=_leave_host, pivot=True),
     _UNBIND))
 
 
-def _look(engine: Engine, run: Run) -> None:
+# --- unshelve ---
+@dataclass(kw_only=True)
+class UnshelveData(PlacementData, PortData):
+    """What the steps of unshelve leave."""
+
+    image: ImageRef | None = None       #: that the server was shelved into
+    image_id: str | None = None         #: the same, to be removed
+
+
+UnshelveRun = Run[UnshelveArgs, UnshelveData]
+
+
+def _look(engine: Engine, run: UnshelveRun) -> None:
     """The image as the image service describes it now: its checksum was not known before it was whole."""
-    run.left["image"] = to_wire(images.service(engine).show(run.server.shelved_image_id))
+    run.data.image = images.service(engine).show(run.server.shelved_image_id)
 
 
-def _spec(run: Run) -> RequestSpec:
-    args = run.action.args
-    zone = None if args.get("unpin") else args.get("zone") or run.server.pinned_availability_zone
-    return placing.spec(run, zone, args.get("host"), forced=bool(args.get("forced")))
+def _spec(run: UnshelveRun) -> RequestSpec:
+    zone = None if run.args.unpin else run.args.zone or run.server.pinned_availability_zone
+    return claims.spec(run, zone, run.args.host, forced=run.args.forced)
 
 
-def _propose(engine: Engine, runs: Sequence[Run]) -> None:
-    placing.look_for_debts(engine, runs)
-    placing.propose(engine, runs, _spec)
+def _propose(engine: Engine, runs: Sequence[UnshelveRun]) -> None:
+    claims.exclude_hosts_with_debts(engine, runs)
+    claims.propose(engine, runs, _spec)
 
 
-def _claim(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
-    placing.claim(tx, engine, runs, _spec)
+def _claim(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
+    claims.claim_and_place(tx, engine, runs, _spec)
 
 
-def _build(engine: Engine, run: Run) -> tuple[str, dict[str, Any]]:
-    return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, from_wire(ImageRef, run.data["image"])))}
+def _build(engine: Engine, run: UnshelveRun) -> Verb:
+    return "ensure_guest", {"guest": to_wire(guest.spec(engine, run, run.data.image))}
 
 
-def _built(tx: Connection, run: Run, result: Result) -> None:
-    guest.runs(tx, run, result)
-    placing.worked(run)
+def _built(tx: Connection, run: UnshelveRun, result: Result) -> None:
+    guest.record_running(tx, run, result)
+    claims.record_successful_build(run)
 
 
-def _back(tx: Connection, engine: Engine, runs: Sequence[Run]) -> None:
+def _back(tx: Connection, engine: Engine, runs: Sequence[UnshelveRun]) -> None:
     for run in runs:
-        run.data["image_id"] = run.server.shelved_image_id
+        run.data.image_id = run.server.shelved_image_id
         run.set(shelved_image_id=None, shelved_at=None)
 
 
-def _unshelve_failed(tx: Connection, engine: Engine, run: Run, problem: StepFailed) -> None:
+def _unshelve_failed(tx: Connection, engine: Engine, run: UnshelveRun, problem: StepFailed) -> None:
     """Another host, or shelved as before."""
-    placing.elsewhere(engine, run, problem)
+    claims.reschedule(engine, run, problem)
 
 
-def _forget(engine: Engine, run: Run) -> None:
-    with run.cleaning(IMAGE, run.data["image_id"]):
-        images.service(engine).delete(run.data["image_id"])
+def _delete_image(engine: Engine, run: UnshelveRun) -> None:
+    assert run.data.image_id is not None, "it was shelved"
+    with run.cleanup_on_failure(IMAGE, run.data.image_id):
+        images.service(engine).delete(run.data.image_id)
 
 
 _BACK = Step("back", "from here on the guest is the server, not its image", apply=_back, pivot=True)
-_FORGET = Step("forget", "last: the server runs, and its disk is the truth again", outside=_forget)
+_FORGET = Step("forget", "last: the server runs, and its disk is the truth again", call=_delete_image)
 
-UNSHELVE = Workflow("unshelve", failed=_unshelve_failed, steps=(
-    Step("look", "before a host is claimed for it", outside=_look),
-    Step("place", "as for a new server", propose=_propose, apply=_claim, undo=placing.leave),
-    Step("networks", "when the host is known", outside=networks.rebind, apply=networks.keep_plugged,
-         undo_outside=networks.unbind, neighbour=networks.NETWORK, needed=networks.has_ports),
-    Step("build", "the guest is made of the shelved image", command=_build, done=_built),
+UNSHELVE = Workflow("unshelve", args=UnshelveArgs, data=UnshelveData, failed=_unshelve_failed, steps=(
+    Step("look", "before a host is claimed for it", call=_look),
+    Step("place", "as for a new server", prepare=_propose, apply=_claim, undo=claims.release_host),
+    Step("networks", "when the host is known", call=networks.rebind, apply=networks.store_plugged,
+         undo_call=networks.unbind, lane=Lane.NETWORK, condition=networks.has_ports),
+    Step("build", "the guest is made of the shelved image", command=_build, on_result=_built),
     networks.PLUG,
-    Step("run", "its ports are wired now", command=guest.start, done=guest.runs, needed=networks.is_waiting),
+    Step("run", "its ports are wired now", command=guest.start, on_result=guest.record_running,
+         condition=networks.starts_paused),
     _BACK, _FORGET,
 ))
 
-UNSHELVE_HERE = Workflow("unshelve_here", steps=(
+UNSHELVE_HERE = Workflow("unshelve_here", args=UnshelveArgs, data=UnshelveData, steps=(
     Step("run", "the guest is still there, stopped", command=guest.start,
-         before=guest.will_run, done=guest.runs),
+         on_start=guest.allow_to_run, on_result=guest.record_running),
     _BACK, _FORGET,
 ))

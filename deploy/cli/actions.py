@@ -14,11 +14,12 @@ from typing import Any
 
 from common import config, errors
 from common.clock import SECOND, iso
-from common.notifications.options import Telling
-from common.store import actions, stuck, upgrades
+from common.notifications.options import NotificationSettings
+from common.store import upgrades
 from common.store.engine import Connection, Store, moment
+from common.store.servers import actions, stuck_actions
+from conductor.host_progress import words
 from deploy.cli.hosts import columns
-from deploy.cli.progress import words
 
 ENDED_BY_HAND = "It did not go on, and an operator has ended it."
 #: what an operator can do -> what comes of it
@@ -32,7 +33,7 @@ WAYS = {
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[Store]:
     conf = config.load(options.config)
-    store = Store(conf.database.url, telling=Telling.of(conf))
+    store = Store.opened(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
     try:
         yield store
@@ -43,7 +44,7 @@ def _store(options: argparse.Namespace) -> Iterator[Store]:
 def listed(options: argparse.Namespace) -> int:
     """Print them, oldest first; 1 when one of them needs an operator."""
     with _store(options) as store:
-        at, found = store.snapshot(lambda tx: (moment(tx), stuck.listed(tx, only_stuck=options.stuck)))
+        at, found = store.snapshot(lambda tx: (moment(tx), stuck_actions.listed(tx, only_stuck=options.stuck)))
     if options.json:
         print(json.dumps([facts(row, at) for row in found], indent=1))
     elif not found:
@@ -85,7 +86,7 @@ def facts(row: Any, at: int) -> dict[str, Any]:
 def show(options: argparse.Namespace) -> int:
     """Print one that is in hand, with its journal; 1 when it needs an operator."""
     def work(tx: Connection) -> tuple[int, Any, list[Any]]:
-        found = [row for row in stuck.listed(tx) if row.id == options.id]
+        found = [row for row in stuck_actions.listed(tx) if row.id == options.id]
         if not found:
             row = actions.show_by_id(tx, options.id)
             raise errors.NotFound(f"Action {options.id} is {row.state}." if row is not None else
@@ -108,26 +109,26 @@ def text(row: Any, at: int, journal: list[dict[str, Any]]) -> str:
     if row.cause:
         lines.append(f"failed {row.failures} times in a row: {row.cause}" if row.failures else row.cause)
     for event in journal:
-        told = f": {event['message']}" if event["message"] else ""
+        message = f": {event['message']}" if event["message"] else ""
         lines.append(f"  {event['at']}  {event['step']}, attempt {event['attempt']}, {event['event']}"
-                     f"{' on ' + event['host'] if event['host'] else ''}{told}")
+                     f"{' on ' + event['host'] if event['host'] else ''}{message}")
     ways = list(WAYS) if row.state == actions.STUCK else ["settle"] if row.overdue else []
     return "\n".join([*lines, *(f"kilonova action {way} {row.id}: {WAYS[way]}" for way in ways)])
 
 
 def retry(options: argparse.Namespace) -> int:
     """Let stuck actions go on."""
-    return _each(options, stuck.retry, "goes on")
+    return _each(options, stuck_actions.retry, "goes on")
 
 
 def abort(options: argparse.Namespace) -> int:
     """Let stuck actions be undone."""
-    return _each(options, lambda tx, name: stuck.abort(tx, name, ENDED_BY_HAND, undoable), "is being undone")
+    return _each(options, lambda tx, name: stuck_actions.abort(tx, name, ENDED_BY_HAND, undoable), "is being undone")
 
 
 def settle(options: argparse.Namespace) -> int:
     """End stuck actions."""
-    return _each(options, lambda tx, name: stuck.settle(tx, name, ENDED_BY_HAND), "has ended as failed")
+    return _each(options, lambda tx, name: stuck_actions.settle(tx, name, ENDED_BY_HAND), "has ended as failed")
 
 
 def undoable(row: Any) -> None:

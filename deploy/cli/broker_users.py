@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of hosts at the broker: made through RabbitMQ's management API, or by an administrator who is told how.
+"""Users of hosts and roles at the broker: made through RabbitMQ's management, or by an administrator who is told how.
 
 API: https://www.rabbitmq.com/docs/management#http-api
 """
@@ -44,11 +44,12 @@ class Management:
     def make(self, identity: Identity, virtual_host: str) -> str:
         user, host = quote(identity.user, safe=""), quote(virtual_host, safe="")
         self._call("PUT", f"users/{user}", {"password": identity.password, "tags": ""})
-        permissions, topics = identity.permissions(virtual_host), identity.topic_permissions(virtual_host)
+        permissions = identity.permissions(virtual_host)
         self._call("PUT", f"permissions/{host}/{user}", {
             name: permissions[name] for name in ("configure", "write", "read")})
-        self._call("PUT", f"topic-permissions/{host}/{user}", {
-            name: topics[name] for name in ("exchange", "write", "read")})
+        for topic in identity.topic_permissions(virtual_host):
+            self._call("PUT", f"topic-permissions/{host}/{user}", {
+                name: topic[name] for name in ("exchange", "write", "read")})
         return ""
 
     def disconnect(self, user: str) -> str:
@@ -78,10 +79,10 @@ class ByHand:
         return _lines([
             ["add_user", identity.user], ["change_password", identity.user],
             ["set_permissions", "-p", virtual_host, identity.user, identity.configure, identity.write, identity.read],
-            ["set_topic_permissions", "-p", virtual_host, identity.user, identity.exchange, identity.topic_write,
-             identity.topic_read]]) + (
+            *(["set_topic_permissions", "-p", virtual_host, identity.user, topic.exchange, topic.write, topic.read]
+              for topic in identity.topics)]) + (
             "\nThe first two ask for a password (the first one fails where the user is there): give both the one that "
-            "the key file has in transport_url.")
+            "the written file has in transport_url.")
 
     def disconnect(self, user: str) -> str:
         return _lines([["close_all_user_connections", user, "its key was replaced"]])

@@ -14,8 +14,9 @@ from typing import Any
 
 from common import config
 from common.clock import iso
-from common.store import cleanups, upgrades
+from common.store import upgrades
 from common.store.engine import Connection, Row, Store
+from common.store.neighbours import cleanups
 from deploy.cli.hosts import columns
 
 HEAD = ["id", "server", "project", "what", "since", "tries", "next"]
@@ -46,8 +47,8 @@ def table(rows: list[Row[Any]]) -> str:
     lines = columns([HEAD, *([str(row.id), row.server_id, row.project_id, cleanups.worded(row),
                               iso(row.created_at) or "", str(row.tries), iso(row.due_at) or ""]
                              for row in rows)]).splitlines()
-    told = [part for line, row in zip(lines[1:], rows, strict=True) for part in (line, f"    {row.why}")]
-    return "\n".join([lines[0], *told, f"{len(rows)} pending cleanups"])
+    shown = [part for line, row in zip(lines[1:], rows, strict=True) for part in (line, f"    {row.why}")]
+    return "\n".join([lines[0], *shown, f"{len(rows)} pending cleanups"])
 
 
 def retry(options: argparse.Namespace) -> int:
@@ -74,6 +75,6 @@ def _change(options: argparse.Namespace, change: Callable[[Connection, int], boo
 
 
 def _opened(options: argparse.Namespace) -> Store:
-    store = Store(config.load(options.config).database.url)
+    store = Store.opened(config.load(options.config))
     upgrades.check(store)
     return store

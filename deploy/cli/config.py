@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from oslo_config import cfg
 
 from common import config
-from compute_api.placement_service.rules import RULES
-from compute_api.policy import configured
+from common.clients import vendor_data
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.edge.policy import configured
+from compute_api.placement.policies import PLACEMENT_RULES
 
 HEAD = """# SPDX-License-Identifier: Apache-2.0
 # Kilonova's configuration: /etc/kilonova/kilonova.conf, readable by its services only.
@@ -30,8 +32,9 @@ def sample(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     """Read the configuration and its policy files; a wrong value or rule is raised as ConfigError."""
     conf = config.load(options.config)
-    configured(conf, "api")
-    configured(conf, "placement", RULES)
+    configured(conf, "api", COMPUTE_RULES)
+    configured(conf, "placement", PLACEMENT_RULES)
+    vendor_data.configured(conf)
     print("the configuration is fine")
     return 0
 

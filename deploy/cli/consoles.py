@@ -7,8 +7,9 @@ import sys
 
 from common import config
 from common.clock import iso
-from common.store import console_tokens, upgrades
+from common.store import upgrades
 from common.store.engine import Store
+from common.store.servers import console_tokens
 
 
 def show(options: argparse.Namespace) -> int:
@@ -35,6 +36,6 @@ def end(options: argparse.Namespace) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Store:
-    store = Store.opened(config.load(options.config).database)
+    store = Store.opened(config.load(options.config))
     upgrades.check(store)
     return store

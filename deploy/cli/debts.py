@@ -11,9 +11,10 @@ import json
 
 from common import config
 from common.clock import SECOND, iso
-from common.store import departures, upgrades
-from common.store.departures import Debt, HostState
+from common.store import upgrades
 from common.store.engine import Store, moment
+from common.store.hosts import host_contents
+from common.store.hosts.host_contents import Debt, HostState
 from deploy.cli.hosts import columns
 
 LATE = 60 * SECOND       # a host that is heard has paid long before
@@ -21,12 +22,12 @@ LATE = 60 * SECOND       # a host that is heard has paid long before
 
 def debts(options: argparse.Namespace) -> int:
     """Print them, oldest first; 1 when there are some."""
-    store = Store.opened(config.load(options.config).database)
+    store = Store.opened(config.load(options.config))
     upgrades.check(store)
     try:
         if options.host:
-            store.read(lambda tx: departures.host_state(tx, options.host))
-        at, found = store.snapshot(lambda tx: (moment(tx), departures.debts(tx, options.host)))
+            store.read(lambda tx: host_contents.host_state(tx, options.host))
+        at, found = store.snapshot(lambda tx: (moment(tx), host_contents.debts(tx, options.host)))
     finally:
         store.close()
     print(json.dumps([facts(one, at) for one in found], indent=1) if options.json else table(found, at))
@@ -43,12 +44,12 @@ def facts(debt: Debt, at: int) -> dict[str, object]:
 def table(found: list[Debt], at: int) -> str:
     """For people: one line a debt, then for each host what makes them go."""
     if not found:
-        return "no host owes anything"
+        return "no host has anything still to remove"
     lines = [["server", "name", "host", "since", "holds"]]
     lines += [[one.server, one.name, one.host.name, iso(one.since) or "", _holds(one)] for one in found]
     hosts = {one.host.name: one for one in reversed(found)}      # the oldest of each
-    told = [f"host {name} is {state(one.host)}; {goes(one, at)}" for name, one in sorted(hosts.items())]
-    return "\n".join([columns(lines), f"{len(found)} debts", *told])
+    states = [f"host {name} is {state(one.host)}; {goes(one, at)}" for name, one in sorted(hosts.items())]
+    return "\n".join([columns(lines), f"{len(found)} debts", *states])
 
 
 def _holds(debt: Debt) -> str:
@@ -71,8 +72,8 @@ def goes(debt: Debt, at: int) -> str:
     if not debt.host.service:
         return "no service of it is known: start its agent there, and what is left is removed"
     if not debt.host.up:
-        return "it is removed when the host is back: start it and its kilonova-agent, which is told at its first word"
+        return "it is removed when the host is back: start it and its kilonova-agent, which learns it when it registers"
     if at - debt.since < LATE:
-        return "it was told to remove it and confirms within seconds"
-    return ("it was told many times to remove it and has not confirmed: the log of kilonova-agent there says why, and "
-            "the debt goes as soon as that is mended")
+        return "it has the command to remove it and confirms within seconds"
+    return ("it has had the command to remove it many times and has not confirmed: the log of kilonova-agent there "
+            "says why, and the debt goes as soon as that is mended")

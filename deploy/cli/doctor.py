@@ -22,9 +22,10 @@ from common.rpc import agent
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide
 from common.store import doctor as oracle
-from common.store import host_keys, services, upgrades
+from common.store import upgrades
 from common.store.doctor import Finding
 from common.store.engine import Store
+from common.store.hosts import host_keys, services
 
 PAUSE = 3.0     # seconds between the two looks; longer than any one transaction
 Domains = Mapping[str, Mapping[str, int]]
@@ -35,14 +36,14 @@ FIELDS = ["id", "device_id", "device_owner", "binding:host_id"]
 def doctor(options: argparse.Namespace) -> int:
     """Print the findings; 0 when there are none."""
     conf = config.load(options.config)
-    store = Store.opened(conf.database, unhurried=True)
+    store = Store.opened(conf, unhurried=True)
     upgrades.check(store)
     silent: list[str] = []
     ask: Callable[[], Domains] = dict
     link = ControlSide(opener(conf), host_keys.of_all(store, conf))
     ports = ports_of(conf, store, silent)
     if not options.no_hosts:
-        client = agent.Client(link)
+        client = agent.AgentClient(link)
         ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
     found = findings(store, ask, ports)
     pending = store.read(oracle.ages)["cleanups"]
@@ -78,10 +79,10 @@ def findings(store: Store, ask: Callable[[], Domains], ports: Callable[[], Ports
 
 def ports_of(conf: cfg.ConfigOpts, store: Store, silent: list[str]) -> Callable[[], Ports | None]:
     """Asks the network service for all ports; None when there is none, or when it does not answer."""
-    from common.clients.identity import READ, Identity
+    from common.clients.identity import READ, IdentityClient
     from common.clients.network import NAME
     from common.clients.network_bindings import Bindings
-    identity = Identity(conf, READ)
+    identity = IdentityClient(conf, READ)
     client = Bindings(identity.network_url, conf.network.timeout)
 
     def ask() -> Ports | None:

@@ -21,9 +21,11 @@ from oslo_config import cfg
 from common import config, errors, hardware, ids, request_spec
 from common.clock import iso
 from common.models import Explanation, Flavor, ImageRef, RequestSpec
-from common.store import actions, flavors, server_groups, servers, upgrades
+from common.store import upgrades
 from common.store.engine import Store
-from common.store.servers import Wanted, loads
+from common.store.servers import actions, server_groups, servers
+from common.store.servers.servers import ServerFilters, loads
+from common.store.tenants import flavors
 from common.wire import from_wire
 from deploy.cli.hosts import columns
 
@@ -43,14 +45,14 @@ class WrongUse(Exception):
 def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
     """Print the answer; ``ask`` instead of the broker's way to a scheduler."""
     conf = config.load(options.config)
-    store = Store.opened(conf.database)
+    store = Store.opened(conf)
     upgrades.check(store)
     try:
         _check(options)
-        told = Placed(store, options.server) if options.server else None
-        spec = told.spec() if told else _wanted(options, conf, store)
-        if told and not options.json:
-            print(told.text())
+        placed = Placed(store, options.server) if options.server else None
+        spec = placed.spec() if placed else _wanted(options, conf, store)
+        if placed and not options.json:
+            print(placed.text())
         found = (ask or _asker(conf))(spec)
         together = _together(store, spec)
     except WrongUse as problem:
@@ -63,7 +65,7 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         store.close()
     room = max(found.room.values(), default=0) if together else sum(found.room.values())
     if options.json:
-        print(json.dumps({**({"server": told.facts()} if told else {}), "count": options.count,
+        print(json.dumps({**({"server": placed.facts()} if placed else {}), "count": options.count,
                           "fits": room >= options.count, "request": _request(spec), **asdict(found)}, indent=1))
     else:
         print(text(spec, found, options.count, room, together))
@@ -88,7 +90,7 @@ def _asker(conf: cfg.ConfigOpts) -> Ask:
     def ask(spec: RequestSpec) -> Explanation:
         transport = Transport(conf)
         try:
-            return scheduler.Client(transport).explain(spec)
+            return scheduler.SchedulerClient(transport).explain(spec)
         except errors.Unavailable as problem:
             raise errors.NoAnswer(
                 "No scheduler answers, so nothing is known. See in kilonova status whether kilonova-scheduler is up; "
@@ -111,19 +113,19 @@ def _naming(option: str) -> Iterator[None]:
 
 def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> RequestSpec:
     """The request that a create with these words would make."""
-    from compute_api.resources import destinations
-    from compute_api.resources import server_parts as parts
+    from compute_api.compute.resources import destinations
+    from compute_api.compute.resources import server_parts as parts
     hints, project = _hints(options), options.project or ""
     with _naming("--zone"):
-        where = destinations.understood(options.zone, conf.scheduler.default_schedule_zone)
+        where = destinations.parse(options.zone, conf.scheduler.default_schedule_zone)
     if options.host and where.forced:
         raise WrongUse("--host: --zone names a host already")
     default_zone = conf.scheduler.default_availability_zone
     with _naming("--zone"):
-        where = store.read(lambda tx: destinations.found(tx, where, default_zone))
+        where = store.read(lambda tx: destinations.resolve(tx, where, default_zone))
     if options.host:
         with _naming("--host"):
-            where = store.read(lambda tx: destinations.found(
+            where = store.read(lambda tx: destinations.resolve(
                 tx, destinations.Destination(where.zone, options.host), default_zone))
     if hints.get("group"):
         with _naming("--group"):
@@ -146,9 +148,9 @@ def _wanted(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 
 def _hints(options: argparse.Namespace) -> dict[str, Any]:
     """NAME=VALUE as the API takes it: a name that stands there several times is a list; --group is one of them."""
-    from compute_api.resources import server_parts as parts
-    from compute_api.schemas.servers import HINTS
-    from compute_api.validation import Schema
+    from compute_api.compute.resources import server_parts as parts
+    from compute_api.compute.schemas.servers import HINTS
+    from compute_api.edge.validation import Schema
     hints: dict[str, Any] = {}
     for one in options.hint:
         name, equals, value = one.partition("=")
@@ -182,10 +184,10 @@ def _flavor(tx: Any, name: str) -> Flavor:
 
 def _image(conf: cfg.ConfigOpts, name: str) -> Any:
     """By its id, else by its name, as Kilonova's own user sees it."""
-    from common.clients.identity import READ, Identity
-    from common.clients.image import Client
-    identity = Identity(conf, READ)
-    client = Client(identity.image_url, cache_seconds=0)
+    from common.clients.identity import READ, IdentityClient
+    from common.clients.image import ImageClient
+    identity = IdentityClient(conf, READ)
+    client = ImageClient(identity.image_url, cache_seconds=0)
     token = identity.token()
     if not ids.is_uuid(name):
         found = [image["id"] for image in client.find({"name": name, "status": "active"}, token)]
@@ -247,7 +249,7 @@ def _server(tx: Any, name: str) -> Any:
     if ids.is_uuid(name):
         with _naming("SERVER"):
             return servers.show(tx, name, deleted=True)
-    found = servers.page(tx, Wanted(filters={"name": [name]}, limit=2), names_only=True)
+    found = servers.page(tx, ServerFilters(filters={"name": [name]}, limit=2), names_only=True)
     if len(found) != 1:
         raise WrongUse(f"SERVER: there {'are several servers' if found else 'is no server'} of the name {name}; give "
                        "its id")

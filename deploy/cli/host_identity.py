@@ -16,8 +16,9 @@ from oslo_config import cfg
 
 from common import broker_identities, config, errors
 from common.rpc.broker import address_of, url_as
-from common.store import host_keys, hosts, services, upgrades
+from common.store import upgrades
 from common.store.engine import Connection, Store
+from common.store.hosts import host_keys, hosts, services
 from deploy.cli.broker_users import ByHand, Management, Users
 from deploy.configuration import write_secret
 
@@ -38,7 +39,7 @@ def rotate(options: argparse.Namespace) -> int:
     store.write(lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS))
     status = _issue(options, conf, store)
     if options.now:
-        _say(_users(conf).disconnect(broker_identities.user_of(options.host)))
+        say(users(conf).disconnect(broker_identities.user_of(options.host)))
     return status
 
 
@@ -53,7 +54,7 @@ def remove(options: argparse.Namespace) -> int:
     if not store.write(forget):
         raise errors.NotFound(f"Host {options.host} has no keys: kilonova hosts lists those that are known.")
     store.close()
-    _say(_users(conf).remove(broker_identities.user_of(options.host)))
+    say(users(conf).remove(broker_identities.user_of(options.host)))
     print(f"host {options.host} is not heard any more")
     return 0
 
@@ -65,7 +66,7 @@ def _opened(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     for name in ("command_secret", "query_secret"):
         if not conf.host_keys[name]:
             raise config.ConfigError(f"there is no [host_keys] {name}: run this where a conductor runs, with its file")
-    store = Store.opened(conf.database)
+    store = Store.opened(conf)
     upgrades.check(store)
     return conf, store
 
@@ -77,18 +78,19 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     store.close()
     path = Path(options.file or f"{host}.key")
     write_secret(path, keys.text())
-    told = _users(conf).make(broker_identities.of_host(host, password), address_of(conf).virtual_host or "/")
-    _say(told)
+    instructions = users(conf).make(broker_identities.of_host(host, password), address_of(conf).virtual_host or "/")
+    say(instructions)
     print(f"{path} has the keys of host {host}, generation {keys.generation}. Bring it to the host as [agent] key_file "
           "(host.key in state_dir), readable for kilonova-agent alone, and restart kilonova-agent.")
     return 0
 
 
-def _users(conf: cfg.ConfigOpts) -> Users:
+def users(conf: cfg.ConfigOpts) -> Users:
+    """Who makes users of the broker that is configured."""
     return Management(conf.host_keys.management_url) if conf.host_keys.management_url else ByHand()
 
 
-def _say(left: str) -> None:
+def say(left: str) -> None:
     """What an administrator of the broker has still to do."""
     if left:
         print(f"[host_keys] management_url is not set; on the broker's machine run:\n{left}", file=sys.stderr)

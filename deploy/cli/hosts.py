@@ -13,10 +13,13 @@ from typing import Any
 
 from common import config
 from common.clock import SECOND
-from common.store import aggregates, host_keys, upgrades
-from common.store import hosts as store_hosts
+from common.store import upgrades
 from common.store.engine import Store, moment
+from common.store.hosts import aggregates, host_keys
+from common.store.hosts import hosts as store_hosts
+from common.store.servers import failed_builds
 
+CAUSES = 3         # that are spelled out for a host or an image; all of them in --json
 #: What filters may ask of a host beside what its agent calls facts.
 _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_info")
 
@@ -24,7 +27,7 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 def hosts(options: argparse.Namespace) -> int:
     """Print them; 1 when none of them takes new servers."""
     conf = config.load(options.config)
-    store = Store.opened(conf.database)
+    store = Store.opened(conf)
     upgrades.check(store)
     rows = store.read(lambda tx: overview(tx, conf.scheduler.default_availability_zone,
                                           conf.scheduler.build_failure_limit, conf.scheduler.build_failure_pause))
@@ -36,7 +39,9 @@ def hosts(options: argparse.Namespace) -> int:
 def overview(tx: Any, default_zone: str, limit: int, pause: int) -> list[dict[str, Any]]:
     """One dict a host. limit, pause: failed builds in a row after which it is left out, and for how many seconds."""
     zones, at, keys = aggregates.zones(tx, default_zone), moment(tx), host_keys.generations(tx)
-    return sorted(({**_row(host, zones[host["name"]], at, limit, pause), "has_key": host["name"] in keys}
+    failed = [one._asdict() for one in failed_builds.recent_failures(tx)]
+    return sorted(({**_row(host, zones[host["name"]], at, limit, pause), "has_key": host["name"] in keys,
+                    "failed_builds": [one for one in failed if one["host"] == host["name"]]}
                    for host in store_hosts.list_all(tx)), key=lambda row: str(row["name"]))
 
 
@@ -65,7 +70,31 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append([row["name"], row["zone"], state(row), str(row["servers"]),
                       *(f"{one['free']}/{one['total']}" if one else "-" for one in stock), trouble(row)])
     opened = sum(row["open"] for row in rows)
-    return f"{columns(lines)}\n{len(rows)} hosts, {opened} of them take new servers"
+    return "\n".join([columns(lines), *_images(rows), f"{len(rows)} hosts, {opened} of them take new servers"])
+
+
+def _images(rows: list[dict[str, Any]]) -> list[str]:
+    """Images of which builds failed more than once lately: what is wrong may be theirs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for failed in (one for row in rows for one in row["failed_builds"] if one["image"]):
+        found.setdefault(failed["image"], []).append(failed)
+    said = []
+    for image, all_failed in sorted(found.items()):
+        count, on = sum(one["builds"] for one in all_failed), {one["host"] for one in all_failed}
+        if count > 1:
+            said.append(f"image {image}: {count} builds failed on {len(on)} of the hosts in the last hour: "
+                        f"{_causes(all_failed)}")
+    return said
+
+
+def _causes(failed: list[dict[str, Any]]) -> str:
+    """Each cause once, the most frequent first."""
+    counts: dict[str, int] = {}
+    for one in failed:
+        counts[one["cause"]] = counts.get(one["cause"], 0) + one["builds"]
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [f"{count} times: {cause}" if count > 1 else cause for cause, count in most[:CAUSES]]
+    return "; ".join([*shown, *([f"and {len(most) - CAUSES} others"] if len(most) > CAUSES else [])])
 
 
 def state(row: dict[str, Any]) -> str:
@@ -74,13 +103,16 @@ def state(row: dict[str, Any]) -> str:
 
 
 def trouble(row: dict[str, Any]) -> str:
-    """Why it takes no servers, where its state alone does not say it."""
+    """What is wrong with it, where its state alone does not say it."""
     said = [row["disabled_reason"]] if row["disabled_reason"] and not row["enabled"] else []
     if row["left_out"]:
         said.append(f"left out after {row['failures']} failed builds in a row, tried again in "
                     f"{row['tried_again_in']} s")
     elif row["tried_again_in"] is not None:
         said.append(f"{row['failures']} builds failed in a row; the next server tries it")
+    if row["failed_builds"]:
+        count = sum(one["builds"] for one in row["failed_builds"])
+        said.append(f"{count} builds failed there in the last hour: {_causes(row['failed_builds'])}")
     if not row["has_key"]:
         said.append(f"it has no key, so nobody hears it: kilonova host add {row['name']}")
     return "; ".join(said)

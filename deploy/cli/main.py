@@ -3,18 +3,23 @@
 
 Every command takes --config; the default is $KILONOVA_CONF or /etc/kilonova/kilonova.conf. Status 0: done and
 well; 1: something was found or failed, said in one sentence; 2: the command line is wrong; 3 (``explain``): whom it
-would have to ask does not answer.
+would have to ask does not answer; 141: nobody reads what it prints any more, as after ``| head``.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from common import errors
+from common.broker_identities import ROLES
 
+#: The status of a program that a shell saw end by SIGPIPE.
+READER_GONE = 141
 #: words on the command line -> (module, function, what it does)
 COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("database", "upgrade"): ("deploy.cli.database", "upgrade", "bring the database to this version; repeatable"),
@@ -25,10 +30,12 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("host", "add"): ("deploy.cli.host_identity", "add", "give a host its keys and its user at the broker"),
     ("host", "rotate"): ("deploy.cli.host_identity", "rotate", "give a host new ones; the old ones end"),
     ("host", "remove"): ("deploy.cli.host_identity", "remove", "forget an empty host, and hear it no more"),
-    ("host", "drain"): ("deploy.cli.drain", "drain", "disable a host and move its servers away, in the foreground"),
-    ("host", "restore"): ("deploy.cli.drain", "restore", "use a host again: take back a drain, or forced_down"),
-    ("host", "evacuate"): ("deploy.cli.evacuate", "evacuate", "make the servers of a dead host again elsewhere"),
+    ("host", "drain"): ("deploy.cli.host_actions", "drain", "disable a host and move its servers away"),
+    ("host", "restore"): ("deploy.cli.host_restore", "restore", "use a host again: take back a drain, or forced_down"),
+    ("host", "evacuate"): ("deploy.cli.host_actions", "evacuate", "make the servers of a dead host again elsewhere"),
     ("host", "debts"): ("deploy.cli.debts", "debts", "show what is left on hosts that have not removed it yet"),
+    ("broker", "add"): ("deploy.cli.broker_roles", "add", "give a role of the control plane its user at the broker"),
+    ("broker", "remove"): ("deploy.cli.broker_roles", "remove", "take a role's user away"),
     ("action", "list"): ("deploy.cli.actions", "listed", "show what is in hand of servers, or only what is stuck"),
     ("action", "show"): ("deploy.cli.actions", "show", "show how far an action is and why it does not go on"),
     ("action", "retry"): ("deploy.cli.actions", "retry", "let a stuck action go on where it stands"),
@@ -51,6 +58,7 @@ NOUNS = {"database": "the database's schema: upgrade, version",
          "cleanup": "what neighbours have still to remove: list, retry, drop",
          "consoles": "consoles that are open: list, end",
          "host": "one host: add, rotate, remove, drain, restore, evacuate, debts (hosts lists them all)",
+         "broker": "who API, console service, scheduler and conductor are at the broker: add, remove",
          "action": "actions that are in hand, and ways out for stuck ones: list, show, retry, abort, settle",
          "policy": "who may do what: list, explain",
          "config": "the configuration file: sample, check"}
@@ -66,8 +74,12 @@ _JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": 
 _ID: tuple[str, dict[str, Any]] = ("id", {"type": _positive, "metavar": "ID", "help": "as the list shows it"})
 _HOST: tuple[str, dict[str, Any]] = ("host", {"metavar": "HOST"})
 _FILE: tuple[str, dict[str, Any]] = ("--file", {"metavar": "FILE", "help": "the key file to write; default: HOST.key"})
+_ROLE: tuple[str, dict[str, Any]] = ("role", {"choices": ROLES, "metavar": "ROLE", "help": ", ".join(ROLES)})
+_ROLE_FILE: tuple[str, dict[str, Any]] = ("--file", {"metavar": "FILE", "help": "default: ROLE-broker.conf"})
 _IDS: tuple[str, dict[str, Any]] = ("id", {"metavar": "ID", "nargs": "+"})
 _DRY: tuple[str, dict[str, Any]] = ("--dry-run", {"action": "store_true", "help": "only say what would go where"})
+_STOP: tuple[str, dict[str, Any]] = ("--stop", {
+    "action": "store_true", "help": "begin nothing more; it ends when what is under way has ended"})
 _PARALLEL: tuple[str, dict[str, Any]] = ("--parallel", {"type": _positive, "default": 2, "metavar": "N",
                                                         "help": "so many servers at a time; default: 2"})
 #: Options that exclude one another.
@@ -83,11 +95,12 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ("host", "add"): (_HOST, _FILE), ("host", "remove"): (_HOST,),
     ("host", "rotate"): (_HOST, _FILE, ("--now", {
         "action": "store_true", "help": "the old ones end at once, and so do the host's connections"})),
-    ("host", "drain"): (_HOST, *_ONE_OF, _DRY, _PARALLEL, (
-        "--wait", {"action": "store_true", "help": "stay until also those have gone that cannot go now"})),
+    ("host", "drain"): (_HOST, *_ONE_OF, _DRY, _STOP, _PARALLEL, (
+        "--wait", {"action": "store_true", "help": "go on until also those have gone that cannot go now"})),
     ("host", "restore"): (_HOST,),
-    ("host", "evacuate"): (_HOST, _DRY, _PARALLEL, (
+    ("host", "evacuate"): (_HOST, _DRY, _STOP, _PARALLEL, (
         "--yes", {"action": "store_true", "help": "although many hosts are gone at once"})),
+    ("broker", "add"): (_ROLE, _ROLE_FILE), ("broker", "remove"): (_ROLE,),
     ("host", "debts"): (("host", {"nargs": "?", "metavar": "HOST", "help": "of this host; default: of all"}), _JSON),
     ("action", "list"): (("--stuck", {"action": "store_true", "help": "only those that need an operator"}), _JSON),
     ("action", "show"): (("id", {"metavar": "ID"}), _JSON),
@@ -140,8 +153,31 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # What is left in the buffer goes nowhere: the interpreter would try it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+
+
+def _reader_is_gone() -> bool:
+    """Has standard output nobody who reads it? Other pipes and sockets break too."""
+    output = select.poll()
+    output.register(sys.__stdout__ or 1, 0)
+    return bool(output.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     from common.config import ConfigError
+    from common.service import UMASK
+    os.umask(UMASK)
     try:
         return int(getattr(importlib.import_module(options.module), options.function)(options))
     except (errors.Problem, ConfigError) as problem:

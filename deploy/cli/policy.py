@@ -15,9 +15,11 @@ from typing import Any
 
 from common import config, ids, states
 from common.context import RequestContext
-from compute_api import policy, policy_file
-from compute_api.placement_service.rules import RULES as PLACEMENT
-from compute_api.policy import BASES, Policy
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.edge import policy, policy_file
+from compute_api.edge.policy import Policy
+from compute_api.edge.policy_rules import BASES
+from compute_api.placement.policies import PLACEMENT_RULES
 from deploy.cli.hosts import columns
 
 MAY, MAY_NOT, WRONG = range(3)
@@ -30,8 +32,8 @@ TARGETS = (("what is theirs", _OWN), ("what is another user's of their project",
 def policies(options: argparse.Namespace) -> dict[str, Policy]:
     """Each rule, and the policy that it belongs to; those that both have are the API's."""
     conf = config.load(options.config)
-    placement = policy.configured(conf, "placement", PLACEMENT)
-    api = policy.configured(conf, "api")
+    placement = policy.configured(conf, "placement", PLACEMENT_RULES)
+    api = policy.configured(conf, "api", COMPUTE_RULES)
     return {**dict.fromkeys(api.in_force, api),
             **{name: placement for name in placement.in_force if name not in api.in_force}}
 
@@ -93,17 +95,17 @@ def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
         seen.add(name)
         check: Any = owner.in_force[name].check if name in owner.in_force else ""
         yield name, check
-        todo += policy_file.made_of(check)
+        todo += policy_file.references(check)
 
 
 def guarded(rule: str) -> Iterator[str]:
     """The operations that ask for the rule before anything else; what asks for it within one is not known here."""
     if rule in BASES:
         return
-    from compute_api.placement_service.routes import ROUTES as PLACEMENT_ROUTES
-    from compute_api.routes import ROUTES
+    from compute_api.compute.routes import ROUTES
+    from compute_api.placement.routes import ROUTES as PLACEMENT_ROUTES
     found = [f"{route.method} {route.path}" for route in ROUTES if route.policy == rule]
-    found += [f"{route.method} {route.path}" for route in PLACEMENT_ROUTES if route.rule == rule]
+    found += [f"{route.method} {route.path}" for route in PLACEMENT_ROUTES if route.policy == rule]
     found += [f"POST /servers/{{server_id}}/action {row.key}" for row in states.ACTIONS if row.policy == rule
               and row.key]
     yield from dict.fromkeys(found)

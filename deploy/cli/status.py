@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova status``: services, actions in hand, what is stuck, what hosts owe."""
+"""``kilonova status``: services, actions in hand, what is stuck, what hosts have still to remove, drains and
+evacuations, what notifications wait."""
 from __future__ import annotations
 
 import argparse
 
 from common import config
-from common.clock import iso
-from common.store import doctor, services, upgrades
-from common.store.engine import Store
+from common.clock import SECOND, iso
+from common.store import doctor, upgrades
+from common.store.engine import Store, moment
+from common.store.hosts import host_actions, services
+from common.store.notifications import outbox
+from conductor import host_progress
 
 LONGEST = 20     # lines of a list that are shown
 
 
 def status(options: argparse.Namespace) -> int:
     """Print it; 1 when a service is down."""
-    store = Store.opened(config.load(options.config).database)
+    store = Store.opened(config.load(options.config))
     upgrades.check(store)
     rows = store.read(services.list_all)
     ages = store.read(doctor.ages)
+    unsent, at = store.read(lambda tx: (outbox.waiting(tx), moment(tx)))
+    on_hosts = store.read(host_actions.list_open)
     store.close()
     print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
     for row in rows:
@@ -28,4 +34,10 @@ def status(options: argparse.Namespace) -> int:
         print(f"\n{title}: {len(waiting)}")
         for server, what, seconds in waiting[:LONGEST]:
             print(f"  {server}  {what}  for {seconds:.0f} s")
+    print(f"\nhost actions: {len(on_hosts)}")
+    for action in on_hosts:
+        print(f"  {action.name} of {action.host}, {action.state}: {host_progress.summary(action.progress)}")
+    print(f"\nnotifications: {unsent.number if unsent else 0}")
+    if unsent:
+        print(f"  the oldest, {unsent.event} of {unsent.key}, for {(at - unsent.since) / SECOND:.0f} s")
     return 0 if all(row.up or row.forced_down for row in rows) else 1

@@ -30,7 +30,7 @@ KILONOVA_PORT_BASE."""
 #: command on a host -> what it does, and what is said of it then
 STRIKES: dict[str, tuple[Callable[[Lab, str], None], str]] = {
     "kill": (Lab.kill, "has no power; boot it with: ./deploy/lab start {0}"),
-    "start": (Lab.start, "boots; its agent says hello in a few seconds"),
+    "start": (Lab.start, "boots; its agent registers in a few seconds"),
     "cut": (Lab.cut, "is cut off; its guests run on; heal it with: ./deploy/lab heal {0}"),
     "heal": (Lab.heal, "has its network again"),
     "fence": (Lab.fence, "is dead, and so are its guests"),

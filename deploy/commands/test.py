@@ -30,7 +30,7 @@ from deploy.testing.jobs import NO_TESTS, Jobs, Result, pytest_command, work_of_
 from deploy.testing.plan import ALL, CI, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, slice_of_commit
 
 LONGEST = 15            # tests that are named at the end
-ENVIRON = {"KILONOVA_TEST": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRON = {"KILONOVA_TEST": "1"}
 
 
 class Environment:
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         side_by_side = Jobs(folder, lambda job, report: pytest_command(job, report, "--job", job.name, *chosen),
                             found.of)
         results = []
-        for result in side_by_side.run(jobs):
+        for result in side_by_side.run(plan.longest_first(jobs)):
             results.append(result)
             _tell(result, f"{len(results)}/{len(jobs)}")
     return _summary(results, names, time.monotonic() - began, folder)
@@ -121,7 +121,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
     if "contract" in rings:
         needs.append(("Placement's own tests", lambda: environment.make_oracle(log)))
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))
-    if rings & {"api", "e2e"}:
+    if rings & {"api", "contract", "e2e", plan.CLIENTS.ring}:
         needs.append(("Nova's own schemas", lambda: environment.make_nova(log)))
     steps(needs)
 

@@ -18,7 +18,7 @@ from deploy import environment, packages
 from deploy.cloud import Cloud
 from deploy.environment import VENV
 from deploy.preflight import check
-from deploy.progress import Failure, main, run, say, steps
+from deploy.progress import UMASK, Failure, main, run, say, steps
 
 if TYPE_CHECKING:       # it needs the virtual environment, which the first steps make
     from deploy.seed import Seed
@@ -43,6 +43,7 @@ def go_on(cloud: Cloud) -> str:
     """Steps 4 to 17; returns how to go on."""
     from deploy.connectivity import Connectivity
     from deploy.seed import Seed
+    os.umask(UMASK)
     seed = Seed(cloud)
     reach = Connectivity(seed)
     table: list[Step] = [

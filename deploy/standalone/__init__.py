@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small neighbours for one box: an identity (Keystone v3) and an image (Glance v2) service.
+"""The stand-ins for one machine: identity (Keystone v3), image (Glance v2) and network (Neutron v2.0) services.
 
-Kilonova and the clients reach them only over HTTP, exactly as they would reach the real services; each keeps
-its own SQLite file. Nothing here imports from `common/`, and nothing outside imports from here.
+Kilonova and the clients reach them only over HTTP, as they would reach the real services; each keeps its own SQLite
+file. Their core: `resource.py` (list, create, show, change, delete), `schemas.py` (bodies), `listing.py` (queries and
+pages), `database.py`, `web.py` and `guard.py`. They use the product's HTTP edge and nothing else of it; nothing of it
+uses them. Contracts of imports in setup.cfg hold both.
 """

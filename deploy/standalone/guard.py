@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before a standalone service: keystonemiddleware, which asks the identity service about tokens as the
+"""The authentication of a standalone service: keystonemiddleware, which validates tokens at the identity service as the
 user kilonova, and what makes a caller of its answer. The password comes from a file or, without the option, from
 KILONOVA_SERVICE_PASSWORD; never from an argument, which every user of the machine can read.
 """
 
 import argparse
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import falcon
@@ -43,27 +43,27 @@ def identity_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def guarded(app: App, identity: Mapping[str, Any], is_open: Collection[str]) -> Callable[..., Any]:
-    """`app` behind keystonemiddleware with these options; the paths `is_open` (version documents) are in front."""
+def guarded(app: App, identity: Mapping[str, Any], is_open: Callable[[str], bool]) -> Callable[..., Any]:
+    """`app` behind keystonemiddleware with these options; paths that are open (version documents) are in front."""
     # It warns of every option that belongs to its authentication plugin.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)
     behind = AuthProtocol(app, dict(identity))
 
     def choose(environ: dict[str, Any], start_response: Any) -> Any:
-        return (app if environ["PATH_INFO"] in is_open else behind)(environ, start_response)
+        return (app if is_open(environ["PATH_INFO"]) else behind)(environ, start_response)
 
     return choose
 
 
-class Authentication:
-    """Falcon middleware: no route but those `is_open` is reached without a valid token. It believes the headers that
+class HeaderAuthentication:
+    """Falcon middleware: no path but those that are open is reached without a valid token. It believes the headers that
     keystonemiddleware sets; `caller_of` makes `req.context.caller` of the project and the roles."""
 
-    def __init__(self, is_open: Collection[str], caller_of: Callable[[str | None, frozenset[str]], Any]) -> None:
+    def __init__(self, is_open: Callable[[str], bool], caller_of: Callable[[str | None, frozenset[str]], Any]) -> None:
         self._is_open, self._caller_of = is_open, caller_of
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        if req.path in self._is_open:
+        if self._is_open(req.path):
             return
         if req.get_header("X-Identity-Status") != "Confirmed":
             raise falcon.HTTPUnauthorized(description="The request you have made requires authentication.",

@@ -22,9 +22,10 @@ import orjson
 from gunicorn.app.base import BaseApplication
 from gunicorn.http.errors import ParseException
 
-from compute_api.edge.limits import Limits
-from compute_api.reading import MAX_DEPTH, is_too_deep
-from compute_api.serving import worker
+from common.service import UMASK
+from compute_api.edge.limits import ClientLimits
+from compute_api.edge.request_data import MAX_DEPTH, is_too_deep
+from compute_api.edge.server import worker
 
 LOG = logging.getLogger("standalone")
 BODY_LIMIT = 256 * 1024
@@ -105,7 +106,11 @@ def read_json(req: falcon.Request) -> Any:
 
 def read_object(req: falcon.Request, key: str) -> Any:
     """What the body holds under its one `key`: {"project": ...} for "project". Raises 400 naming the key."""
-    body = read_json(req)
+    return part_of(read_json(req), key)
+
+
+def part_of(body: object, key: str) -> Any:
+    """What a body holds under this key. Raises 400 naming it."""
     if not isinstance(body, dict) or key not in body:
         raise falcon.HTTPBadRequest(description=f"The request body must be an object with '{key}'.")
     return body[key]
@@ -156,10 +161,12 @@ def serve(load: Callable[[], Any], options: argparse.Namespace, when_ready: Call
     `when_ready` runs once, before the first worker, when the address is ours: the place to tidy up after a
     crash.
     """
+    os.umask(UMASK)
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    limits = Limits(patience=options.idle_seconds, body=BODY_LIMIT, streams=max(1, options.threads // 2))
+    limits = ClientLimits(patience_seconds=options.idle_seconds, max_body_bytes=BODY_LIMIT,
+                          max_streams=max(1, options.threads // 2))
     _Server(
         load,
         {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of ./deploy/test side by side: each a process with a log and a report of its own; what came of them.
 
-Used by deploy/commands/test.py. As many run as there are processors and one more, since most wait for guests. When the
-command is ended, each job is interrupted and ends first: it removes its clouds.
+Used by deploy/commands/test.py. As many run as there are processors and two more, since most wait: for guests, silences
+and disks. When the command is ended, each job is interrupted and ends first: it removes its clouds.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deploy.testing.plan import Job
 
 NO_TESTS = 5                    # pytest's status
-SIDE_BY_SIDE = (os.cpu_count() or 1) + 1
+SIDE_BY_SIDE = (os.cpu_count() or 1) + 2
 #: Seconds: between two lines that say how far the jobs are; what one may take to remove its clouds.
 PROGRESS_SECONDS, TEAR_DOWN_SECONDS = 60, 180
 FAILURES = re.compile(r"^=+ (FAILURES|ERRORS) =+$", re.MULTILINE)

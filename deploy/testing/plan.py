@@ -36,6 +36,7 @@ class Job:
 
     ``fixtures`` and ``mark``: which of the ring's tests it has; with neither, the rest. ``part``: (k, n), the k-th of
     n parts of these tests, the cases of one test in one part. ``servers``: what it uses of deploy/servers.py.
+    ``seconds``: what it took in a run of ``all``.
     """
 
     ring: str
@@ -45,6 +46,7 @@ class Job:
     part: tuple[int, int] = (1, 1)
     servers: tuple[str, ...] = ()
     module: str = ""
+    seconds: int = 0
 
     def has(self, fixtures: Collection[str], marks: Collection[str], test: str) -> bool:
         """Does a test that uses these belong here? ``test``: its id, without the case's."""
@@ -54,35 +56,41 @@ class Job:
 
 
 SQL = ("postgresql", "mariadb")
-#: In the order in which they are started, the longest first.
+#: A test belongs to the first that has it.
 JOBS = (
-    Job("e2e", "e2e-cloud", frozenset({"first_up"})),
-    Job("e2e", "e2e-lab", frozenset({"lab_up"})),
-    Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"})),
-    Job("e2e", "e2e-memory"),
-    Job("contract", "contract-moves", frozenset({"machines", "pair", "sharing", "live"}), "kvm_or_tcg"),
-    Job("workflows", "workflows-1", part=(1, 2)),
-    Job("workflows", "workflows-2", part=(2, 2)),
-    Job("contract", "contract-guests", mark="kvm_or_tcg"),
-    Job("contract", "contract-databases", frozenset({"servers"}), servers=SQL),
-    Job("functional", "functional", servers=("rabbitmq", *SQL)),
-    Job("contract", "contract-networks", frozenset({"network_hosts"})),
-    Job("contract", "contract-services", servers=("rabbitmq",)),
-    Job("api", "api"),
-    Job("unit", "unit-1", part=(1, 2)),
-    Job("unit", "unit-2", part=(2, 2)),
-    Job("lint", "lint", module="deploy.lint"),
+    Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380),
+    Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040),
+    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390),
+    Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290),
+    Job("e2e", "e2e-memory", seconds=960),
+    Job("contract", "contract-moves", frozenset({"machines", "pair", "sharing", "live"}), "kvm_or_tcg", seconds=660),
+    Job("workflows", "workflows-1", part=(1, 2), seconds=130),
+    Job("workflows", "workflows-2", part=(2, 2), seconds=420),
+    Job("contract", "contract-guests", mark="kvm_or_tcg", seconds=710),
+    Job("contract", "contract-databases", frozenset({"servers"}), servers=SQL, seconds=240),
+    Job("functional", "functional", servers=("rabbitmq", *SQL), seconds=300),
+    Job("contract", "contract-networks", frozenset({"network_hosts"}), seconds=50),
+    Job("contract", "contract-services", servers=("rabbitmq",), seconds=360),
+    Job("api", "api", seconds=130),
+    Job("unit", "unit-1", part=(1, 2), seconds=90),
+    Job("unit", "unit-2", part=(2, 2), seconds=130),
+    Job("lint", "lint", module="deploy.lint", seconds=20),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")
 #: Run only when they are named, and start servers of their own.
-ALONE = (Job("bench", "bench", module="tests.bench"), TEMPEST, CLIENTS)
-RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "tempest", "clients")
+ALONE = (Job("bench", "bench", module="tests.bench"), Job("fuzz", "fuzz", module="tests.fuzz"), TEMPEST, CLIENTS)
+RINGS = ("lint", "unit", "contract", "workflows", "functional", "api", "e2e", "bench", "fuzz", "tempest", "clients")
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str], test: str) -> Job:
     """The job that a test of this ring belongs to."""
     return next(job for job in JOBS if job.ring == ring and job.has(fixtures, marks, test))
+
+
+def longest_first(jobs: Collection[Job]) -> list[Job]:
+    """The order in which jobs are started: a long one that began late would be waited for alone."""
+    return sorted(jobs, key=lambda job: -job.seconds)
 
 
 def slice_of_commit(commit: str) -> Slice:

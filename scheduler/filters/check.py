@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a filter is: a function that asks all hosts at once whether they may take a server.
 
-Every filter makes ``Check``s; ``scheduler.select`` applies them in order and counts a host for the first that it does
-not pass. The texts reach tenants: they name nothing that the request did not name itself.
+Every filter makes ``Check``s; ``scheduler.selection`` applies them in order and counts a host for the first that it
+does not pass. The texts reach tenants: they name nothing that the request did not name itself.
 """
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 """What is asked of every request, whatever the operator enables: the hosts it names, traits, resources, group, parts.
 
 Called by ``Filters.checks``. The arithmetic of a resource class is Placement's, and must stay the same as that of the
-claim (``common.store.allocations``): a host passes here exactly when a claim on it would.
+claim (``common.store.placement.allocations``): a host passes here exactly when a claim on it would. What
+NUMATopologyFilter and PciPassthroughFilter ask in Nova is asked of each host by itself, and only when it passed all
+else; hosts that are alike and hold nothing are asked once.
 """
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from common import hardware
+from common import errors, numa
+from common.hardware import Hardware, hardware
+from common.hardware import traits as traits_of
 from common.models import RequestSpec
 from scheduler.filters.check import UNLIMITED, Check
-from scheduler.filters.parts import parts
-from scheduler.snapshot import Mask, Snapshot
+from scheduler.snapshot import Mask, Parts, Snapshot
 
 
 def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
@@ -68,7 +71,7 @@ def promises(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -
 def _traits_of_image(spec: RequestSpec) -> tuple[list[str], list[str]]:
     if spec.flavor is None:
         return [], []
-    return hardware.traits(replace(spec.flavor, extra_specs={}), spec.image_properties)
+    return traits_of(replace(spec.flavor, extra_specs={}), spec.image_properties)
 
 
 def traits(snapshot: Snapshot, required: Iterable[str], forbidden: Iterable[str]) -> Iterable[Check]:
@@ -116,3 +119,52 @@ def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
         yield Check(members == members.sum(), "away from the servers of the group")
     else:
         yield Check(np.ones(len(snapshot.names), np.bool_), "away from the servers of the group", settles=True)
+
+
+# --- what a guest needs of its host piece by piece ---
+def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterable[Check]:
+    """The host has the NUMA nodes, and then the devices, that the guest needs; room up to ``count``."""
+    if spec.flavor is None:
+        return
+    try:
+        wanted = hardware(spec.flavor, spec.image_properties)
+    except errors.BadRequest as problem:    # of an older flavor, say: no host makes it, and others are asked beside it
+        yield Check(np.zeros(len(snapshot.names), np.bool_), f"not able to make its hardware: {problem.text}")
+        return
+    if not wanted.needs_assignment:
+        return
+    numa_nodes = replace(wanted, devices=())
+    if numa_nodes.needs_assignment:
+        yield _check(snapshot, numa_nodes, passing, count, _numa_nodes_text(numa_nodes, spec.flavor.memory_mb))
+    if wanted.devices:
+        devices = ", ".join(f"{request.count} of {request.name}" for request in wanted.devices)
+        yield _check(snapshot, wanted, passing, count, f"without free PCI devices ({devices})")
+
+
+def _numa_nodes_text(wanted: Hardware, memory_mb: int) -> str:
+    number = len(wanted.numa_nodes)
+    needs = [f"{number} NUMA node{'s' * (number > 1)} with {memory_mb} MiB"] if number else []
+    needs += [f"{len(wanted.dedicated)} CPUs of its own"] if wanted.dedicated else []
+    needs += [f"pages of {wanted.page_kb} KiB" if wanted.page_kb > 0 else "large pages"] if wanted.page_kb else []
+    return f"without a place for a guest with {', '.join(needs)}"
+
+
+def _check(snapshot: Snapshot, wanted: Hardware, passing: Mask, count: int, text: str) -> Check:
+    room = np.zeros(len(snapshot.names), np.int64)
+    known: dict[int, int] = {}      # hosts that are alike share one record: what fits there is found once
+    for row in np.flatnonzero(passing).tolist():
+        host = snapshot.parts.get(row)
+        if host is not None:
+            if id(host) not in known:
+                known[id(host)] = _room(host, wanted, count)
+            room[row] = known[id(host)]
+    return Check(room > 0, text, room=room)
+
+
+def _room(host: Parts, wanted: Hardware, count: int) -> int:
+    """How many such guests fit there, counted up to ``count``."""
+    held, fitted = list(host.held), 0
+    while fitted < count and (assignment := numa.fit(host.numa_nodes, host.devices, held, wanted)) is not None:
+        held.append(assignment)
+        fitted += 1
+    return fitted

@@ -2,12 +2,13 @@
 """The API in one process: the real application over SQLite, with in-memory neighbours and callers by header."""
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import falcon.testing
 import pytest
@@ -17,28 +18,35 @@ from gunicorn.http.wsgi import HEADER_VALUE_RE
 from common import errors
 from common.clients.image import Image
 from common.models import Access, Command, Flavor, HostInventory, ImageRef
-from common.store import hosts, schema
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.hosts import hosts
 from common.vault import Vault
-from compute_api import app, microversions
-from compute_api.dependencies import Services, Settings
-from compute_api.policy import Policy
+from compute_api.compute import app, microversions
+from compute_api.compute.dependencies import ApiSettings, Services
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.edge.microversions import HEADER
+from compute_api.edge.policy import Policy
+from conductor.workflows import WORKFLOWS
 from tests.api.networks import Networks
 from tests.nova import schemas as nova
 from tests.schemas import upgrade
+
+if TYPE_CHECKING:
+    from tests.surface.world import World
 
 IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 PROJECT, OTHER = "p" * 32, "q" * 32
 
 
-class Bell:
-    """Counts how often it was rung."""
+class ConductorWakeup:
+    """Counts how often conductors were woken."""
 
     def __init__(self) -> None:
-        self.rung = 0
+        self.woken = 0
 
-    def ring(self, neighbours: bool = False) -> None:
-        self.rung += 1
+    def wake(self, neighbours: bool = False) -> None:
+        self.woken += 1
 
 
 class Agents:
@@ -130,13 +138,13 @@ class Callers:
 
 def _version(answer: falcon.testing.Result) -> int:
     """The microversion that an answer has; under the old root the lowest."""
-    return microversions.number(answer.headers.get(microversions.MODERN, "compute 2.1"))
+    return microversions.number(answer.headers.get(HEADER, "compute 2.1"))
 
 
 @cache
 def default_policy() -> Policy:
     """Without a file the rules are the same for all, and a tenth of a second's work."""
-    return Policy()
+    return Policy(COMPUTE_RULES)
 
 
 class Cloud:
@@ -145,11 +153,12 @@ class Cloud:
     def __init__(self, url: str, secret_key: str = "", networks: Networks | None = None,
                  policy_file: str | None = None, keystone: Any = None, **settings: Any) -> None:
         self.store = Store(url)
-        self.bell, self.agents, self.images = Bell(), Agents(), Images()
+        self.wakeup, self.agents, self.images = ConductorWakeup(), Agents(), Images()
         self.vault = Vault(secret_key) if secret_key else None
-        self.services = Services(self.store, self.bell, self.agents, self.images,
-                                 Settings(**{"answer_patience": 0, **settings}), self.vault, networks, keystone)
-        policy = Policy(policy_file) if policy_file else default_policy()
+        self.services = Services(self.store, self.wakeup, self.agents, self.images,
+                                 ApiSettings(**{"answer_timeout_seconds": 0, **settings}), self.vault, networks,
+                                 keystone)
+        policy = Policy(COMPUTE_RULES, policy_file) if policy_file else default_policy()
         self.client = falcon.testing.TestClient(Callers(app.create(self.services, policy)))
 
     def furnish(self) -> None:
@@ -167,7 +176,7 @@ class Cloud:
                 "is_public": True, "extra_specs": flavor.extra_specs})
 
     def add_host(self, name: str) -> None:
-        self.store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
+        self.store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
             "QEMU", 7002000, name + ".cloud", 8, 16384, 100, "192.0.2.1", {"arch": "x86_64"})))
 
     def change(self, table: sa.Table, where: Any, **values: Any) -> None:
@@ -243,7 +252,17 @@ def make_cloud(furnished: Path, tmp_path: Path) -> Iterator[Callable[..., Cloud]
         return made[-1]
     yield make
     for cloud in made:
+        arguments_are_declared(cloud)
         cloud.store.close()
+
+
+def arguments_are_declared(cloud: Cloud) -> None:
+    """Whatever the API has asked for in a test: each workflow declares the arguments that it was given."""
+    rows = cloud.store.read(lambda tx: list(tx.execute(sa.select(
+        schema.actions.c.workflow, schema.actions.c.args).where(schema.actions.c.workflow != ""))))
+    for row in rows:
+        kind = WORKFLOWS[row.workflow].args
+        assert row.args.keys() <= {one.name for one in dataclasses.fields(kind)}, row.workflow
 
 
 @pytest.fixture
@@ -263,3 +282,20 @@ def wired(make_cloud: Callable[..., Cloud], networks: Networks) -> Cloud:
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
     """The cloud of a test."""
     return make_cloud()
+
+
+@pytest.fixture(scope="session")
+def whole_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """All services behind their middleware."""
+    from tests.surface.world import World  # which needs this file
+
+    with World(tmp_path_factory.mktemp("world")) as made:
+        yield made
+
+
+@pytest.fixture
+def world(whole_world: World) -> World:
+    """That, as it was when it was made."""
+    for site in whole_world.sites.values():
+        site.set_back()
+    return whole_world

@@ -8,7 +8,7 @@ import pytest
 
 from common.models import Interface
 from common.store import schema
-from common.store.servers import refresh_interfaces
+from common.store.servers.servers import refresh_interfaces
 from common.wire import to_wire
 from tests.api.conftest import Cloud
 
@@ -88,7 +88,7 @@ def test_only_what_the_network_service_decides_is_refreshed(cloud: Cloud) -> Non
 
 @pytest.mark.parametrize(("mv", "keys"), [("2.74", {"version", "addr"}),
                                           ("2.75", {"version", "addr", "OS-EXT-IPS:type", "OS-EXT-IPS-MAC:mac_addr"})])
-def test_an_answer_to_a_change_says_more_of_addresses_from_2_75_on(cloud: Cloud, mv: str, keys: set[str]) -> None:
+def test_update_shows_whole_addresses_since_2_75(cloud: Cloud, mv: str, keys: set[str]) -> None:
     server = plugged(cloud, BLUE)
     found = cloud.call("PUT", f"/servers/{server}", {"server": {"name": "new"}}, mv=mv).json["server"]["addresses"]
     assert set(found["blue"][0]) == keys

@@ -11,7 +11,9 @@ import sqlalchemy as sa
 from common import ids
 from common.clients.image import Image
 from common.models import ImageRef
-from common.store import guests, schema, services
+from common.store import schema
+from common.store.hosts import services
+from common.store.servers import guests
 from tests.api.conftest import IMAGE, Cloud
 
 KEYS = {"id", "name", "availability_zone", "created_at", "updated_at", "deleted", "deleted_at", "hosts", "metadata"}
@@ -218,7 +220,7 @@ def test_a_host_does_not_change_its_zone_under_servers(admin: Admin, put_one: Ca
     admin.act(other, remove_host={"host": "host2"})
 
 
-def test_a_host_with_servers_does_not_leave_the_default_zone_either(admin: Admin) -> None:
+def test_host_with_servers_cannot_leave_the_default_zone(admin: Admin) -> None:
     zone, default, plain = admin.make("a", "az1"), admin.make("b", "nova"), admin.make("c", None, "host1")
     _server_on_host1(admin.cloud)
     admin.act(zone, 409, add_host={"host": "host1"})
@@ -227,7 +229,7 @@ def test_a_host_with_servers_does_not_leave_the_default_zone_either(admin: Admin
     admin.act(default, remove_host={"host": "host1"})
 
 
-def test_a_guest_that_is_only_to_be_removed_holds_no_host_in_its_zone(admin: Admin) -> None:
+def test_guest_to_be_removed_does_not_hold_a_host_in_its_zone(admin: Admin) -> None:
     home = admin.make("a", "az1", "host1")
     _guest_on_host1(admin.cloud)
     admin.cloud.change(schema.guests, schema.guests.c.host == "host1", wanted="absent")

@@ -2,6 +2,7 @@
 """Consoles over HTTP: their URLs in every version's shape, what is refused, and what a token stands for."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -9,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors
-from common.store import console_tokens, guests, schema
-from compute_api.resources.consoles import address
+from common.store import schema
+from common.store.servers import console_tokens, guests
+from compute_api.compute.resources.consoles import address
 from tests.api.conftest import Cloud
 
 VNC = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
@@ -71,6 +73,17 @@ def test_remote_consoles(cloud: Cloud, server: str, mv: str) -> None:
                for url in (found["url"], terminal.json["remote_console"]["url"])]
     assert [(row.server_id, row.host, row.kind, row.user_id) for row in records if row] == [
         (server, "host1", "novnc", "u1"), (server, "host1", "serial", "u1")]
+
+
+def test_the_callers_token_is_kept_sealed(make_cloud: Callable[..., Cloud]) -> None:
+    cloud = make_cloud(secret_key="a long random text")
+    made = cloud.create()
+    cloud.rest(made)
+    cloud.store.write(lambda tx: guests.add(tx, [{"server_id": made, "host": "host1", "fence": 1}]))
+    assert ask(cloud, made, VNC).status_code == 200
+    [row] = cloud.rows(schema.console_tokens)
+    assert cloud.vault is not None and cloud.vault.open(row.caller) == {"token": "user"}
+    assert "user" not in row.caller
 
 
 @pytest.mark.parametrize("mv", ["2.1", "2.5"])
@@ -145,7 +158,7 @@ def test_what_does_not_run_has_none(cloud: Cloud, server: str, values: dict[str,
 
 
 def test_a_guest_that_is_being_removed_has_none(cloud: Cloud, server: str) -> None:
-    cloud.store.write(lambda tx: guests.owe(tx, server, 2))
+    cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
     assert ask(cloud, server, VNC).status_code == 409
 
 
@@ -200,7 +213,7 @@ def test_a_token_that_is_none_is_not_found(cloud: Cloud, server: str, hosts: Hos
 def test_a_token_after_delete_is_none(cloud: Cloud, server: str, hosts: Hosts) -> None:
     token = token_in(ask(cloud, server, VNC).json["remote_console"]["url"])
     assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
-    cloud.store.write(lambda tx: guests.owe(tx, server, 5))         # what the conductor does first
+    cloud.store.write(lambda tx: guests.add_debt(tx, server, 5))         # what the conductor does first
     assert show(cloud, token, "2.31").status_code == 404
 
 

@@ -106,7 +106,7 @@ def test_of_two_at_the_same_instant_one_wins(make_cloud: Any, first: str, second
 
 
 @pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
-def test_the_same_request_again_is_refused_or_changes_nothing_more(furnished_cloud: tuple[Cloud, str], name: str
+def test_repeated_action_is_refused_or_changes_nothing(furnished_cloud: tuple[Cloud, str], name: str
                                                                    ) -> None:
     """As a client does that never saw the answer."""
     cloud, server = furnished_cloud

@@ -44,7 +44,7 @@ def test_a_plugged_port_wakes_who_waits_for_it(wired: Cloud) -> None:
     for server, step in ((waits, "plug"), (works, "build")):
         wired.change(schema.servers, schema.servers.c.id == server, host="host1")
         wired.change(schema.actions, schema.actions.c.server_id == server, step=step, due_at=2 ** 60)
-    rung = wired.bell.rung
+    woken = wired.wakeup.woken
     answer = send(wired, event("network-vif-plugged", waits, "p1"), event("network-vif-unplugged", works, "p2"))
     assert answer.json == {"events": [
         {"name": "network-vif-plugged", "server_uuid": waits, "tag": "p1", "status": "completed", "code": 200},
@@ -52,7 +52,7 @@ def test_a_plugged_port_wakes_who_waits_for_it(wired: Cloud) -> None:
     due = {row.server_id: row.due_at for row in wired.rows(schema.actions)}
     assert due[waits] <= wired.store.now()
     assert due[works] == 2 ** 60
-    assert wired.bell.rung > rung
+    assert wired.wakeup.woken > woken
 
 
 def test_a_change_is_read_again_with_the_callers_token(wired: Cloud, networks: Networks, plugged: tuple[str, str]

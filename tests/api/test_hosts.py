@@ -8,9 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids, states
-from common.store import guests, hosts, schema, services
-from compute_api.resources import extensions
-from compute_api.routes import GONE, ROUTES
+from common.store import schema
+from common.store.hosts import hosts, services
+from common.store.servers import guests
+from compute_api.compute.resources import extensions
+from compute_api.compute.routes import GONE, ROUTES
 from tests.api.conftest import Cloud
 
 SERVICE = {"id", "binary", "host", "zone", "status", "state", "updated_at", "disabled_reason"}
@@ -115,11 +117,11 @@ def test_a_service_that_is_deleted_takes_its_host_with_it(cloud: Cloud, zone: st
     assert (cloud.rows(schema.services), cloud.rows(schema.heartbeats)) == ([], [])
 
 
-def test_a_host_that_was_deleted_and_still_runs_comes_back_as_a_new_one(cloud: Cloud) -> None:
+def test_deleted_host_that_still_runs_returns_as_a_new_one(cloud: Cloud) -> None:
     before = get(cloud, "/os-services", "2.53")["services"][0]
     put(cloud, before["id"], {"status": "disabled"}, "2.53")
     remove(cloud, before["id"], "2.53")
-    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}      # so it is told to say hello
+    assert cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"])) == {}      # so it is told to register
     cloud.add_host("host1")
     after = get(cloud, "/os-services", "2.53")["services"][0]
     assert (after["host"], after["status"], after["id"] != before["id"]) == ("host1", "enabled", True)
@@ -127,7 +129,7 @@ def test_a_host_that_was_deleted_and_still_runs_comes_back_as_a_new_one(cloud: C
 
 @pytest.mark.parametrize(("status", "answer"), [("migrating", 409), ("finished", 409), ("confirmed", 204)])
 @pytest.mark.parametrize("place", ["source_host", "dest_host"])
-def test_a_host_is_not_deleted_while_a_server_can_still_come_back(cloud: Cloud, place: str, status: str, answer: int
+def test_host_is_kept_while_a_server_can_return_to_it(cloud: Cloud, place: str, status: str, answer: int
                                                                   ) -> None:
     service = get(cloud, "/os-services", "2.53")["services"][0]["id"]
     server = cloud.create()
@@ -151,7 +153,7 @@ def test_a_host_is_not_deleted_under_what_is_on_it(cloud: Cloud) -> None:
     assert "hosting instances" in remove(cloud, service, "2.53", 409)
     cloud.change(schema.servers, schema.servers.c.id == server, host=None)
     cloud.store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "host1", "fence": 1}]))
-    cloud.store.write(lambda tx: guests.owe(tx, server, 2))
+    cloud.store.write(lambda tx: guests.add_debt(tx, server, 2))
     assert "1 guests on it that it has not removed yet" in remove(cloud, service, "2.53", 409)
     with cloud.store.begin() as tx:
         tx.execute(sa.delete(schema.guests))
@@ -305,7 +307,7 @@ def test_a_host_that_is_down_is_not_asked(cloud: Cloud) -> None:
     assert len(cloud.agents.asked) == 1          # nobody is asked for what is not shown
 
 
-def test_a_silent_host_in_a_list_has_no_uptime_and_the_others_have(cloud: Cloud) -> None:
+def test_silent_host_in_a_list_has_no_uptime_others_have(cloud: Cloud) -> None:
     for number in range(2, 13):
         cloud.add_host(f"host{number}")
     cloud.agents.uptime, cloud.agents.silent = UPTIME, {"host3"}
@@ -382,7 +384,7 @@ def test_what_has_no_routes_is_not_announced(cloud: Cloud) -> None:
                                                                           "PUT /os-hosts/{host}"]))
 
 
-def test_every_operation_of_an_extension_is_written_as_routes_are() -> None:
+def test_operations_of_extensions_are_written_as_routes() -> None:
     there = {f"{route.method} {route.path}" for route in ROUTES} | {row.key for row in states.ACTIONS}
     there |= {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
     absent = {"os-assisted-volume-snapshots", "os-baremetal-nodes", "os-volume-attachment-update", "os-volumes"}

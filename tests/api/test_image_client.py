@@ -101,22 +101,22 @@ def glance() -> Iterator[Glance]:
 
 
 def test_the_facts_of_an_image(glance: Glance) -> None:
-    found = image.Client(glance.url + "/v2/").show(ID, "token")
+    found = image.ImageClient(glance.url + "/v2/").show(ID, "token")
     assert glance.asked == [(f"/v2/images/{ID}", "token")]
     assert found == image.Image(image.ImageRef(
         ID, "qcow2", 3_000_000, "sha512", "abc", {"hw_disk_bus": "virtio", "os_distro": "cirros"}), "cirros",
         "active", 64, 1, 2 ** 30, "public")
 
 
-def test_what_is_required_of_an_image_is_asked_once_while_it_is_remembered(glance: Glance) -> None:
+def test_requirement_of_an_image_is_asked_once_while_remembered(glance: Glance) -> None:
     asked: list[image.Image] = []
-    client = image.Client(glance.url, require=asked.append)
+    client = image.ImageClient(glance.url, require=asked.append)
     assert [client.show(ID, "a"), client.show(ID, "a")] == asked * 2
     assert len(asked) == 1
 
     def refuse(found: image.Image) -> None:
         raise errors.Forbidden("No host gets it.")
-    client = image.Client(glance.url, require=refuse)
+    client = image.ImageClient(glance.url, require=refuse)
     for _ in range(2):
         with pytest.raises(errors.Forbidden, match="No host gets it"):
             client.show(ID, "a")
@@ -124,7 +124,7 @@ def test_what_is_required_of_an_image_is_asked_once_while_it_is_remembered(glanc
 
 def test_it_is_remembered_for_a_while_for_one_token(glance: Glance) -> None:
     now = [0.0]
-    client = image.Client(lambda: glance.url, cache_seconds=30, monotonic=lambda: now[0])
+    client = image.ImageClient(lambda: glance.url, cache_seconds=30, monotonic=lambda: now[0])
     for token in ("a", "a", "b"):
         client.show(ID, token)
     assert [token for _, token in glance.asked] == ["a", "b"]
@@ -140,18 +140,18 @@ def test_it_is_remembered_for_a_while_for_one_token(glance: Glance) -> None:
 def test_answers_that_are_no_image(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
     glance.status = status
     with pytest.raises(kind) as raised:
-        image.Client(glance.url).show(ID, "token")
+        image.ImageClient(glance.url).show(ID, "token")
     assert type(raised.value) is kind
 
 
 def test_a_service_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(errors.Unavailable, match="does not answer"):
-        image.Client("http://127.0.0.1:9", timeout=2).show(ID, "token")
+        image.ImageClient("http://127.0.0.1:9", timeout=2).show(ID, "token")
 
 
 def test_its_bytes_come_in_pieces(glance: Glance) -> None:
     glance.data = bytes(range(256)) * 10_000
-    pieces = list(image.Client(glance.url).download(ID, "token"))
+    pieces = list(image.ImageClient(glance.url).download(ID, "token"))
     assert b"".join(pieces) == glance.data
     assert max(map(len, pieces)) <= image.CHUNK
     assert glance.asked == [(f"/v2/images/{ID}/file", "token")]
@@ -160,13 +160,13 @@ def test_its_bytes_come_in_pieces(glance: Glance) -> None:
 def test_bytes_that_break_off_are_noticed(glance: Glance) -> None:
     glance.data, glance.cut = b"x" * 3_000_000, 1
     with pytest.raises(errors.Unavailable, match="broke off"):
-        list(image.Client(glance.url).download(ID, "token"))
+        list(image.ImageClient(glance.url).download(ID, "token"))
 
 
 def test_an_image_without_bytes(glance: Glance) -> None:
     glance.status = 204
     with pytest.raises(errors.NotFound):
-        list(image.Client(glance.url).download(ID, "token"))
+        list(image.ImageClient(glance.url).download(ID, "token"))
 
 
 # --- what the conductor and the agents change ---
@@ -175,13 +175,13 @@ RECORD = {"id": ID, "name": "snap", "disk_format": "qcow2", "min_disk": 1, "inst
 
 def test_a_record_is_made(glance: Glance) -> None:
     glance.status = 201
-    image.Client(glance.url).create(RECORD, "token")
+    image.ImageClient(glance.url).create(RECORD, "token")
     assert glance.asked == [("POST /v2/images", "token")]
     assert json.loads(glance.got) == RECORD
 
 
 def test_the_same_record_again_is_fine_and_another_s_is_not(glance: Glance) -> None:
-    client, glance.status = image.Client(glance.url), 409
+    client, glance.status = image.ImageClient(glance.url), 409
     glance.there = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")
     glance.there["instance_uuid"] = "other"
@@ -196,7 +196,7 @@ REFUSALS = [(400, errors.BadRequest), (403, errors.Forbidden), (413, errors.TooL
 @pytest.mark.parametrize(("status", "kind"), REFUSALS)
 def test_a_refusal_is_told_with_the_service_s_words(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
     glance.status, glance.words = status, "<html><h1>No</h1>\n quota  is used up</html>"
-    client = image.Client(glance.url)
+    client = image.ImageClient(glance.url)
     for change in (lambda: client.create(RECORD, "token"), lambda: client.upload(ID, "token", [b"x"]),
                    lambda: client.delete(ID, "token")):
         with pytest.raises(kind) as raised:
@@ -208,18 +208,18 @@ def test_a_refusal_is_told_with_the_service_s_words(glance: Glance, status: int,
 @pytest.mark.parametrize("status", [204, 404, 410])
 def test_an_image_is_removed_or_gone_already(glance: Glance, status: int) -> None:
     glance.status = status
-    image.Client(glance.url).delete(ID, "token")
+    image.ImageClient(glance.url).delete(ID, "token")
     assert glance.asked == [(f"DELETE /v2/images/{ID}", "token")]
 
 
 def test_images_are_found_over_all_pages_newest_first(glance: Glance) -> None:
-    found = image.Client(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
+    found = image.ImageClient(glance.url).find({"owner": "p", "image_type": "backup"}, "token")
     assert [record["id"] for record in found] == ["a", "b"]
     assert [path for path, _ in glance.asked] == [
         "/v2/images?owner=p&image_type=backup&sort_key=created_at&sort_dir=desc", "/v2/images?marker=a"]
     glance.status = 503
     with pytest.raises(errors.Unavailable):
-        image.Client(glance.url).find({}, "token")
+        image.ImageClient(glance.url).find({}, "token")
 
 
 SENT = b"".join(bytes([number]) * 100_000 for number in range(20))
@@ -228,7 +228,7 @@ STORED = {"size": len(SENT), "os_hash_algo": "sha512", "os_hash_value": hashlib.
 
 def upload(glance: Glance) -> None:
     glance.status = 204
-    image.Client(glance.url).upload(ID, "token", (SENT[at:at + 100_000] for at in range(0, len(SENT), 100_000)))
+    image.ImageClient(glance.url).upload(ID, "token", (SENT[at:at + 100_000] for at in range(0, len(SENT), 100_000)))
 
 
 def test_bytes_are_sent_as_they_come(glance: Glance) -> None:
@@ -255,7 +255,7 @@ def test_checksum_of_another_kind_is_not_compared(glance: Glance) -> None:
 def test_an_image_that_takes_no_bytes(glance: Glance, status: int, kind: type[errors.Problem]) -> None:
     glance.status = status
     with pytest.raises(kind):
-        image.Client(glance.url).upload(ID, "token", [b"x"])
+        image.ImageClient(glance.url).upload(ID, "token", [b"x"])
 
 
 def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
@@ -266,8 +266,8 @@ def test_who_reads_the_bytes_may_break_off(glance: Glance) -> None:
         yield b"x" * 1000
         raise Cancelled
     with pytest.raises(Cancelled):
-        image.Client(glance.url).upload(ID, "token", chunks())
+        image.ImageClient(glance.url).upload(ID, "token", chunks())
 
 
 def test_where_an_image_is() -> None:
-    assert image.Client("http://images/v2/").url(ID) == f"http://images/v2/images/{ID}"
+    assert image.ImageClient("http://images/v2/").url(ID) == f"http://images/v2/images/{ID}"

@@ -10,7 +10,8 @@ import pytest
 
 from common import states
 from common.models import Interface
-from common.store import actions, schema
+from common.store import schema
+from common.store.servers import actions
 from common.wire import to_wire
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
@@ -23,13 +24,13 @@ MADE = Interface(PORT, NETWORK, "red", "fa:16:3e:00:00:09", [{
 
 
 class Conductor:
-    """Rung for an attachment, it writes what the real one would: the interface, or why there is none."""
+    """Woken for an attachment, it writes what the real one would: the interface, or why there is none."""
 
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
-        self.cloud, self.failure, self.rung = cloud, failure, 0
+        self.cloud, self.failure, self.woken = cloud, failure, 0
 
-    def ring(self, neighbours: bool = False) -> None:
-        self.rung += 1
+    def wake(self, neighbours: bool = False) -> None:
+        self.woken += 1
         action = next(row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface")
         event = {"action_id": action.id, "seq": 1, "step": "attach", "attempt": 1,
                  "event": "failed" if self.failure else "succeeded", "message": self.failure}
@@ -94,7 +95,7 @@ def test_a_port_of_another_server_is_not_shown(wired: Cloud, networks: Networks,
 
 
 def test_an_attachment_is_answered_with_what_the_guest_has_got(wired: Cloud, server: str, red: str) -> None:
-    wired.services.bell = Conductor(wired)
+    wired.services.wakeup = Conductor(wired)
     answer = attach(wired, server, "2.70", net_id=red, fixed_ips=[{"ip_address": "10.0.0.9"}], tag="data")
     assert answer.status_code == 200
     assert answer.json == {"interfaceAttachment": {
@@ -106,7 +107,7 @@ def test_an_attachment_is_answered_with_what_the_guest_has_got(wired: Cloud, ser
 
 
 def test_an_attachment_that_fails_says_why(wired: Cloud, server: str, red: str) -> None:
-    wired.services.bell = Conductor(wired, "the bridge is not there")
+    wired.services.wakeup = Conductor(wired, "the bridge is not there")
     answer = attach(wired, server, net_id=red)
     assert answer.json == {"conflictingRequest": {"code": 409, "message": "the bridge is not there"}}
 
@@ -129,12 +130,12 @@ def test_a_port_or_the_only_network(wired: Cloud, networks: Networks, server: st
 
 
 def test_a_second_attachment_waits_for_its_turn(make_cloud: Callable[..., Cloud], networks: Networks, red: str) -> None:
-    cloud = make_cloud(networks=networks, answer_patience=0.3)
+    cloud = make_cloud(networks=networks, answer_timeout_seconds=0.3)
     server = cloud.create(mv="2.37")
     cloud.rest(server, action="another")
     answer = attach(cloud, server, net_id=red)
     assert answer.json == {"conflictingRequest": {
-        "code": 409, "message": f"Instance {server} is busy with another action."}}
+        "code": 409, "message": f"Instance {server} is busy with another action; try again when it has ended."}}
     assert begun(cloud, "attach_interface") == []
     free = threading.Timer(0.05, cloud.rest, (server,))
     free.start()
@@ -224,7 +225,7 @@ def test_what_is_wrong_with_an_attachment(wired: Cloud, networks: Networks, serv
     networks.limit = 2
     assert attach(wired, server, net_id=red).json["forbidden"]["message"] == "Maximum number of ports exceeded"
     assert begun(wired, "attach_interface") == []
-    assert wired.bell.rung == 1                                # for the create
+    assert wired.wakeup.woken == 1                                # for the create
 
 
 @pytest.mark.parametrize("given", [{"colour": "red"}, {"net_id": "red"}, {"fixed_ips": []}, {"tag": "a,b"}, {"tag": ""},

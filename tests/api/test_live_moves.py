@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from common import states
-from common.store import actions, schema
+from common.store import schema
+from common.store.servers import actions
 from common.vault import Vault
 from tests.api.conftest import Cloud
 from tests.api.moves import KEY, LARGE, act, asked, begun, down, furnish, rested
@@ -64,7 +65,7 @@ def test_live_migrations_that_cannot_be(cloud: Cloud, server: str, mv: str, give
     assert cloud.rows(schema.migrations) == []
 
 
-def test_a_live_migration_goes_neither_to_its_own_host_nor_from_a_dead_one(cloud: Cloud, server: str) -> None:
+def test_live_migration_refuses_its_own_host_and_a_dead_source(cloud: Cloud, server: str) -> None:
     given = {"host": "host1", "block_migration": "auto"}
     said = act(cloud, server, "os-migrateLive", given, "2.68", "admin", status=400)
     assert said == f"Unable to migrate instance ({server}) to current host (host1)."
@@ -78,18 +79,18 @@ def test_a_live_migration_goes_neither_to_its_own_host_nor_from_a_dead_one(cloud
 @pytest.mark.parametrize(("mv", "status"), [("2.33", 400), ("2.34", 202)])
 def test_before_2_34_the_answer_waits_for_what_the_hosts_say(make_cloud: Callable[..., Cloud], mv: str, status: int
                                                              ) -> None:
-    """The conductor is played by the doorbell: it lets the action fail at once."""
-    cloud = make_cloud(answer_patience=20)
+    """The conductor is played by the wakeup message: it lets the action fail at once."""
+    cloud = make_cloud(answer_timeout_seconds=20)
     furnish(cloud)
     server = rested(cloud)
 
-    def ring(neighbours: bool = False) -> None:
+    def wake(neighbours: bool = False) -> None:
         action, _ = begun(cloud, server)
         cloud.store.write(lambda tx: actions.append(tx, [{
             "action_id": action.id, "seq": 1, "step": "prepare", "attempt": 1, "event": "failed",
             "message": "The CPUs of host2 are too old."}]))
         cloud.change(schema.actions, schema.actions.c.id == action.id, state="failed")
-    cloud.bell.ring = ring  # type: ignore[method-assign]
+    cloud.wakeup.wake = wake  # type: ignore[method-assign]
     given = {"host": None, "block_migration": "auto"}
     answer = act(cloud, server, "os-migrateLive", given, mv, "admin", status=status)
     assert status == 202 or answer == "The CPUs of host2 are too old."

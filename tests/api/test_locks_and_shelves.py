@@ -177,7 +177,7 @@ def test_what_rests_is_kept_and_all_else_goes_at_once(kind: Cloud, vm_state: str
     assert newest(kind).workflow == workflow
 
 
-def test_a_broken_server_that_cannot_be_kept_goes_with_the_next_delete(kind: Cloud) -> None:
+def test_broken_server_that_cannot_be_kept_goes_at_next_delete(kind: Cloud) -> None:
     server = kind.create()
     kind.rest(server, "error", launched_at=1)
     assert kind.call("DELETE", f"/servers/{server}").status_code == 204

@@ -15,7 +15,7 @@ import pytest
 from common.models import Interface
 from common.store import schema
 from common.wire import to_wire
-from compute_api.metadata_service.asker import signature
+from compute_api.metadata.proxy_headers import signature
 from deploy.servers import free_ports
 from tests.api.conftest import PROJECT, Cloud
 
@@ -39,7 +39,7 @@ class Process:
         notices.settimeout(30)
         with notices:
             self.started = subprocess.Popen(
-                [sys.executable, "-m", "compute_api.metadata_service.service"],
+                [sys.executable, "-m", "compute_api.metadata.service"],
                 env={**os.environ, "KILONOVA_CONF": str(folder / "kilonova.conf"),
                      "NOTIFY_SOCKET": str(folder / "notify")})
             assert b"READY=1" in notices.recv(1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,19 @@ import falcon.testing
 import pytest
 import sqlalchemy as sa
 
+from common import errors
 from common.models import Interface
 from common.store import schema
+from common.vault import Vault
 from common.wire import to_wire
-from compute_api.metadata_service import app
-from compute_api.metadata_service.asker import signature
-from compute_api.metadata_service.guests import Guests
-from compute_api.metadata_service.rate import MOST as MOST_RATES
-from compute_api.metadata_service.rate import Rate
-from tests.api.conftest import OTHER, PROJECT, Cloud
+from compute_api.metadata import app
+from compute_api.metadata.guest_cache import GuestCache
+from compute_api.metadata.proxy_headers import host_key, signature
+from compute_api.metadata.rate_limit import MAX_KEYS as MOST_RATES
+from compute_api.metadata.rate_limit import RateLimiter
+from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
+from tests.api.test_migrations import add
+from tests.waiting import await_true
 
 SECRET = "a shared secret"
 ADDRESS, SECOND, OTHERS = "10.0.0.5", "fd00::5", "10.0.0.6"
@@ -32,11 +37,12 @@ class Service:
     """The metadata service over a cloud, with a server that has a port; it counts statements and holds the clock."""
 
     def __init__(self, cloud: Cloud, secret: str = SECRET, rate: int = 1000, seconds: float = 15,
-                 most: int = 1000) -> None:
+                 most: int = 1000, dynamic: Any = None) -> None:
         self.cloud, self.time, self.statements = cloud, 100.0, 0
         self.server = self.make(ADDRESS, SECOND)
-        self.guests = Guests(cloud.store, {"ntp": "n1"}, seconds, lambda: self.time, most)
-        self.rate = Rate(rate, lambda: self.time)
+        self.guests = GuestCache(cloud.store, {"ntp": "n1"}, Vault("key"), seconds, lambda: self.time, most,
+                             dynamic=dynamic)
+        self.rate = RateLimiter(rate, lambda: self.time)
         self.client = falcon.testing.TestClient(app.create(self.guests, secret, self.rate))
         sa.event.listen(cloud.store.engine, "before_cursor_execute", self._count)
 
@@ -61,6 +67,10 @@ class Service:
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}  # type: ignore[misc]
         return self.client.simulate_request(method, path, body=body, headers={
             name: value for name, value in sent.items() if value is not None})
+
+    def home(self) -> str:
+        """The server's host."""
+        return str(next(row.host for row in self.cloud.rows(schema.servers) if row.id == self.server))
 
     def password(self) -> str | None:
         return next(row.password for row in self.cloud.rows(schema.servers) if row.id == self.server)
@@ -115,6 +125,16 @@ def test_documents(service: Service) -> None:
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(USER_DATA)))
 
 
+def test_sealed_user_data_is_told_as_it_was_given(service: Service) -> None:
+    kept = Vault("key").seal_text(base64.b64encode(USER_DATA).decode())
+    service.cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
+    assert service.ask("/openstack/latest/user_data").content == USER_DATA
+    other = Vault("another").seal_text("b2xk")
+    service.cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=other)))
+    service.time += 60
+    assert service.ask("/openstack/latest/user_data").status_code == 503
+
+
 @pytest.mark.parametrize("path", [
     "/latest/nothing", "/1999-01-01", "/openstack/1999-01-01/meta_data.json", "/openstack/2012-08-10/vendor_data.json",
     "/openstack/2012-08-10/password", "/openstack/content/0000", "/openstack/latest/meta_data.json/x", "/%00",
@@ -122,6 +142,30 @@ def test_documents(service: Service) -> None:
     "/" + "a/" * 3000])
 def test_what_is_not_there(service: Service, path: str) -> None:
     assert service.ask(path).status_code == 404
+
+
+def asked_by(service: Service, host: str, key_of: str = "") -> int:
+    """The status that the proxy of a host is answered, which signs with its key or another host's."""
+    key = host_key(SECRET, key_of or host)
+    return service.ask("/latest/user-data", X_Instance_Host=host,
+                       X_Instance_ID_Signature=signature(key, service.server)).status_code
+
+
+def test_a_host_is_believed_for_the_guests_on_it_alone(service: Service) -> None:
+    home = service.home()
+    assert asked_by(service, home) == 200
+    assert asked_by(service, "another") == 404
+    assert asked_by(service, home, key_of="another") == 403
+    assert asked_by(service, "another") == 404          # also while the guest is remembered
+    # what makes a host's key is no proof of a server of that name
+    assert service.ask("/", server=f"host {home}", X_Instance_ID_Signature=host_key(SECRET, home)).status_code == 404
+
+
+def test_both_hosts_of_a_move_are_believed_until_it_has_ended(service: Service) -> None:
+    home = service.home()
+    add(service.cloud, status="running", server_id=service.server, source_host=home,
+        dest_host="another")
+    assert (asked_by(service, home), asked_by(service, "another"), asked_by(service, "third")) == (200, 200, 404)
 
 
 @pytest.mark.parametrize(("status", "headers"), [
@@ -248,7 +292,7 @@ def test_methods(service: Service, path: str, method: str, allowed: str) -> None
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
-def test_a_guest_that_asks_in_a_loop_takes_nothing_from_the_others(
+def test_guest_in_a_loop_takes_nothing_from_other_guests(
         make: Callable[..., Service], caplog: pytest.LogCaptureFixture) -> None:
     service = make(rate=50)
     other = service.make(OTHERS)
@@ -277,7 +321,7 @@ def test_who_is_not_believed_uses_up_nobodys_rate(make: Callable[..., Service]) 
 
 def test_quiet_guests_are_forgotten() -> None:
     time = [0.0]
-    rate = Rate(5, lambda: time[0])
+    rate = RateLimiter(5, lambda: time[0])
     for number in range(MOST_RATES):
         rate.take(str(number))
     time[0] = 2.0
@@ -299,3 +343,62 @@ def test_refusals_are_warnings(service: Service, caplog: pytest.LogCaptureFixtur
         service.ask("/", X_Tenant_ID=OTHER)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert service.server in caplog.text and "another project" in caplog.text
+
+
+# --- dynamic vendor data ---
+VENDOR_DATA = "/openstack/latest/vendor_data2.json"
+
+
+class Services:
+    """The operator's services; they answer when ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.is_down, self.go = False, threading.Event()
+        self.go.set()
+
+    def of(self, facts: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(facts)
+        assert self.go.wait(30)
+        if self.is_down:
+            raise errors.Unavailable("The vendor data of cmdb cannot be had.")
+        return {"cmdb": {"rack": len(self.asked)}}
+
+
+def test_vendor_data_is_requested_while_its_guest_is_forgotten(make: Callable[..., Service]) -> None:
+    services = Services()
+    service = make(dynamic=services)
+    assert service.ask("/openstack/latest/meta_data.json").status_code == 200
+    assert services.asked == []
+    for _ in range(2):
+        assert service.ask(VENDOR_DATA).json == {"static": {"ntp": "n1"}, "cmdb": {"rack": 1}}
+    assert service.ask("/openstack/2018-08-27/vendor_data2.json").json["cmdb"] == {"rack": 1}
+    [facts] = services.asked
+    assert facts == {"project-id": PROJECT, "instance-id": service.server, "image-id": IMAGE, "hostname": "web-1",
+                     "user-data": base64.b64encode(USER_DATA).decode(), "metadata": {"a": "b"},
+                     "boot-roles": "member,reader"}
+    service.time += 15
+    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 2}
+
+
+def test_a_service_that_must_answer_and_does_not_is_asked_again(make: Callable[..., Service]) -> None:
+    services = Services()
+    service, services.is_down = make(dynamic=services), True
+    told = service.ask(VENDOR_DATA)
+    assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+    services.is_down = False
+    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 2}
+
+
+def test_one_guest_keeps_one_thread_waiting_for_services(make: Callable[..., Service]) -> None:
+    services = Services()
+    service = make(dynamic=services)
+    services.go.clear()
+    first = threading.Thread(target=service.ask, args=(VENDOR_DATA,))
+    first.start()
+    await_true(lambda: services.asked, 10, "the services are asked")
+    assert service.ask(VENDOR_DATA).status_code == 503
+    assert service.ask("/openstack/latest/meta_data.json").status_code == 200
+    services.go.set()
+    first.join(10)
+    assert service.ask(VENDOR_DATA).json["cmdb"] == {"rack": 1}

@@ -10,11 +10,14 @@ import sqlalchemy as sa
 
 from common import ids
 from common.clock import SECOND
-from common.store import hosts, schema
+from common.notifications.options import NotificationSettings
+from common.store import schema
 from common.store.engine import now
-from conductor import steering
+from common.store.hosts import hosts
+from conductor import lost_commands
 from tests.api.conftest import OTHER, PROJECT, Cloud
 from tests.api.moves import act, begun, furnish, rested
+from tests.told import all_told
 
 OLD, NEW = {"id": "2", "name": "m1.small"}, {"id": "large", "name": "m1.large"}
 FIRST_FIELDS = {"id", "status", "source_compute", "source_node", "dest_compute", "dest_host", "dest_node", "created_at",
@@ -229,8 +232,8 @@ def test_a_migration_that_there_is_not(cloud: Cloud, moving: str, number: str) -
     assert cloud.call("GET", f"/servers/{other}/migrations/1", mv="2.23", token="admin").status_code == 404
 
 
-# --- wishes ---
-def wish(cloud: Cloud, server: str, word: str, mv: str = "2.65", token: str = "admin") -> Any:
+# --- controls ---
+def request(cloud: Cloud, server: str, word: str, mv: str = "2.65", token: str = "admin") -> Any:
     path = f"/servers/{server}/migrations/1"
     if word == "abort":
         return cloud.call("DELETE", path, mv=mv, token=token)
@@ -242,22 +245,34 @@ def wish(cloud: Cloud, server: str, word: str, mv: str = "2.65", token: str = "a
 @pytest.mark.parametrize("token", ["manager", "admin"])
 def test_a_wish_is_written_down_and_told_to_the_host_at_once(cloud: Cloud, moving: str, word: str, mv: str,
                                                              journal: str, token: str) -> None:
-    answer = wish(cloud, moving, word, mv, token)
+    answer = request(cloud, moving, word, mv, token)
     assert (answer.status_code, answer.content) == (202, b"")
     [move] = cloud.rows(schema.migrations)
     action, _ = begun(cloud, moving)
     session = cloud.store.read(lambda tx: hosts.sessions(tx, ["host1"]))["host1"]
-    assert move.wish == word
-    assert cloud.agents.told == [("host1", steering.command(action.id, 2, moving, action.fence, session, word))]
-    assert cloud.agents.told[0][1] in cloud.store.read(lambda tx: steering.on_host(tx, "host1", session)), "repeated"
+    assert move.requested_control == word
+    assert cloud.agents.told == [
+        ("host1", lost_commands.control_command(action.id, 2, moving, action.fence, session, word))]
+    assert cloud.agents.told[0][1] in cloud.store.read(
+        lambda tx: lost_commands.control_commands(tx, "host1", session)), "repeated"
     shown = cloud.call("GET", f"/servers/{moving}/os-instance-actions", mv="2.58").json["instanceActions"]
     assert [one["action"] for one in shown] == [journal, "live-migration", "create"]
 
 
+@pytest.mark.parametrize(("word", "name"), [("abort", "abort"), ("complete", "force_complete")])
+def test_a_wish_is_told_to_others_when_it_is_taken(cloud: Cloud, moving: str, word: str, name: str) -> None:
+    cloud.store.notify_with(NotificationSettings("api1"))
+    assert request(cloud, moving, word).status_code == 202
+    [row] = all_told(cloud.store)
+    assert (row.event, row.key) == (f"instance.live_migration_{name}.start", moving)
+    assert (row.publisher, row.body["object"]["task_state"]) == ("nova-compute:host1", "migrating")
+    assert row.body["request"]["id"].startswith("req-")
+
+
 def test_a_host_that_does_not_hear_it_hears_it_later(cloud: Cloud, moving: str) -> None:
     cloud.agents.silent = {"host1"}
-    assert wish(cloud, moving, "abort").status_code == 202
-    assert cloud.rows(schema.migrations)[0].wish == "abort"
+    assert request(cloud, moving, "abort").status_code == 202
+    assert cloud.rows(schema.migrations)[0].requested_control == "abort"
 
 
 @pytest.mark.parametrize(("status", "mv", "word", "answer"), [
@@ -267,42 +282,43 @@ def test_a_host_that_does_not_hear_it_hears_it_later(cloud: Cloud, moving: str) 
 def test_the_states_in_which_it_can_be_wished(cloud: Cloud, moving: str, status: str, mv: str, word: str, answer: int
                                               ) -> None:
     runs(cloud, moving, status)
-    got = wish(cloud, moving, word, mv)
+    got = request(cloud, moving, word, mv)
     assert got.status_code == answer
     assert len(cloud.agents.told) == (answer == 202)
     if answer == 400:
         what = {"abort": "abort live migration", "complete": "force complete"}[word]
         assert got.json["badRequest"]["message"] == (
             f"Migration 1 state of instance {moving} is {status}. Cannot {what} while the migration is in this state.")
-        assert cloud.rows(schema.migrations)[0].wish is None
+        assert cloud.rows(schema.migrations)[0].requested_control is None
 
 
 def test_one_that_no_host_has_in_hand_is_for_the_conductor_alone(cloud: Cloud, moving: str) -> None:
     runs(cloud, moving, "preparing")
     action, _ = begun(cloud, moving)
     cloud.change(schema.actions, schema.actions.c.id == action.id, state="due", step="prepare", host=None)
-    assert wish(cloud, moving, "abort").status_code == 202
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].wish) == ([], "abort")
+    assert request(cloud, moving, "abort").status_code == 202
+    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], "abort")
 
 
 def test_nothing_follows_an_abort(cloud: Cloud, moving: str) -> None:
-    assert wish(cloud, moving, "complete").status_code == 202
-    assert wish(cloud, moving, "abort").status_code == 202
-    assert wish(cloud, moving, "complete").json["badRequest"]["message"].endswith("is being aborted.")
-    assert cloud.rows(schema.migrations)[0].wish == "abort"
+    assert request(cloud, moving, "complete").status_code == 202
+    assert request(cloud, moving, "abort").status_code == 202
+    assert request(cloud, moving, "complete").json["badRequest"]["message"].endswith("is being aborted.")
+    assert cloud.rows(schema.migrations)[0].requested_control == "abort"
 
 
 @pytest.mark.parametrize(("word", "name"), [("abort", "abort live migration"), ("complete", "force_complete")])
 def test_who_is_refused(cloud: Cloud, moving: str, word: str, name: str) -> None:
-    statuses = {token: wish(cloud, moving, word, token=token).status_code for token in ("user", "reader", "stranger")}
+    statuses = {token: request(cloud, moving, word, token=token).status_code for token in ("user", "reader",
+                                                                                           "stranger")}
     assert statuses == {"user": 403, "reader": 403, "stranger": 404}
     action, _ = begun(cloud, moving)
     cloud.rest(moving, task_state="migrating", action=action.id, locked=True, locked_by="admin")
-    assert wish(cloud, moving, word, token="manager").json["conflictingRequest"]["message"].endswith("is locked")
+    assert request(cloud, moving, word, token="manager").json["conflictingRequest"]["message"].endswith("is locked")
     cloud.rest(moving)
-    assert wish(cloud, moving, word).json["conflictingRequest"]["message"] == (
+    assert request(cloud, moving, word).json["conflictingRequest"]["message"] == (
         f"Cannot '{name}' instance {moving} while it is in task_state None")
-    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].wish) == ([], None)
+    assert (cloud.agents.told, cloud.rows(schema.migrations)[0].requested_control) == ([], None)
 
 
 @pytest.mark.parametrize("body", [{"force_complete": {}}, {}, {"abort": None}, {"force_complete": None, "more": 1}])

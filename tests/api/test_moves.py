@@ -57,8 +57,9 @@ def test_the_disk_config_changes_where_it_is_given(cloud: Cloud, server: str) ->
 
 @pytest.mark.parametrize(("flavor", "text"), [
     ("2", "When resizing, instances must change flavor!"), ("nowhere", "Flavor nowhere could not be found."),
-    (TINY, "flavorRef: Server disk was unable to be resized because: it cannot go from 20 GiB to 1 GiB; "),
-    ("none", "flavorRef: Server disk was unable to be resized because: it cannot go to a flavor without a disk; "),
+    (TINY, "flavorRef: Server disk was unable to be resized because: it cannot be changed from 20 GiB to 1 GiB; "),
+    ("none", "flavorRef: Server disk was unable to be resized because: it cannot be changed to a flavor "
+             "without a disk; "),
     ("odd", "flavor m1.odd: extra spec hw:cpu_policy"), ("hidden", "Flavor hidden could not be found."),
     (None, "Invalid input for field/attribute flavorRef"), ("", "Invalid input for field/attribute flavorRef")])
 def test_flavors_that_a_server_cannot_get(cloud: Cloud, server: str, flavor: Any, text: str) -> None:
@@ -72,7 +73,7 @@ def test_flavors_that_a_server_cannot_get(cloud: Cloud, server: str, flavor: Any
     assert cloud.rows(schema.servers)[0].action is None
 
 
-def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud: Cloud, server: str) -> None:
+def test_private_flavor_is_for_projects_with_access(cloud: Cloud, server: str) -> None:
     cloud.change(schema.flavors, schema.flavors.c.flavorid == LARGE, is_public=False)
     [number] = [row.id for row in cloud.rows(schema.flavors) if row.flavorid == LARGE]
     with cloud.store.begin() as tx:
@@ -82,12 +83,12 @@ def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud: Cloud
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
 
 
-def test_a_flavor_that_was_made_again_in_another_size_is_another_one(cloud: Cloud, server: str) -> None:
+def test_resize_to_a_recreated_flavor_of_another_size(cloud: Cloud, server: str) -> None:
     cloud.change(schema.flavors, schema.flavors.c.flavorid == "2", memory_mb=4096)
     act(cloud, server, "resize", {"flavorRef": "2"}, status=202)
 
 
-def test_less_memory_must_be_enough_for_the_image_while_that_is_known(cloud: Cloud, server: str) -> None:
+def test_resize_to_less_memory_checks_the_image_if_known(cloud: Cloud, server: str) -> None:
     cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
     cloud.images.images[IMAGE] = Image(ImageRef(IMAGE), min_ram=1024, status="deactivated")
     said = act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
@@ -100,7 +101,7 @@ def test_less_memory_must_be_enough_for_the_image_while_that_is_known(cloud: Clo
 
 
 @pytest.mark.parametrize("flavor", ["thin", LARGE])
-def test_a_server_that_was_resized_while_the_image_was_asked_for_is_looked_at_again(cloud: Cloud, server: str,
+def test_resize_during_the_image_lookup_is_checked_again(cloud: Cloud, server: str,
                                                                                     flavor: str) -> None:
     """Else it would get the flavor that it has by now, or a smaller disk."""
     cloud.add_flavor(Flavor("thin", "m1.thin", 2, 512, 20))
@@ -116,7 +117,7 @@ def test_a_server_that_was_resized_while_the_image_was_asked_for_is_looked_at_ag
     act(cloud, server, "resize", {"flavorRef": "thin"}, status=400)
 
 
-def test_a_resize_counts_against_the_quota_of_its_project_and_of_the_servers_user(cloud: Cloud, server: str) -> None:
+def test_resize_counts_for_its_project_and_the_servers_user(cloud: Cloud, server: str) -> None:
     quota = {"quota_set": {"ram": 8191, "cores": 4}}
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", quota, token="admin")
     for token in ("user", "admin"):
@@ -158,11 +159,12 @@ def test_a_resize_is_confirmed_or_reverted(cloud: Cloud, server: str, key: str, 
     shown = cloud.call("GET", f"/servers/{server}", mv="2.96", token="admin").json["server"]
     assert (shown["status"], shown["flavor"]["original_name"], shown["OS-EXT-SRV-ATTR:host"]) == (
         "VERIFY_RESIZE", "m1.large", "host2")
-    rung = cloud.bell.rung
+    woken = cloud.wakeup.woken
     act(cloud, server, key, status=status)
     action, _ = begun(cloud, server)
     [move] = cloud.rows(schema.migrations)
-    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.bell.rung) == (workflow, task, rung + 1)
+    assert (action.workflow, cloud.rows(schema.servers)[0].task_state, cloud.wakeup.woken) == (workflow, task,
+                                                                                               woken + 1)
     assert {name: action.args[name] for name in ("migration", "source", "dest", "before")} == {
         "migration": move.uuid, "source": "host1", "dest": "host2", "before": "active"}
     assert act(cloud, server, "confirmResize").status_code == 409
@@ -177,9 +179,9 @@ def test_what_was_not_resized_is_neither_confirmed_nor_reverted(cloud: Cloud, se
 @pytest.mark.parametrize(("host", "forced", "text"), [
     ("host1", False, "Host host1 that the server came from is down; revert when it is up again, or confirm"),
     ("host1", True, "Host host1 that the server came from is down; revert when it is up again, or confirm"),
-    ("host2", False, "Host host2 that the server is on is silent, and it may run there."),
+    ("host2", False, "Host host2 that the server is on does not answer, and the server may run there."),
     ("host2", True, None)])
-def test_the_way_back_needs_both_hosts_or_proof_and_confirming_neither(cloud: Cloud, server: str, host: str,
+def test_revert_needs_both_hosts_or_proof_confirm_neither(cloud: Cloud, server: str, host: str,
                                                                        forced: bool, text: str | None) -> None:
     act(cloud, server, "resize", {"flavorRef": LARGE}, status=202)
     finished(cloud, server)
@@ -223,7 +225,7 @@ def test_hosts_that_a_server_cannot_migrate_to(cloud: Cloud, server: str, given:
 
 @pytest.mark.parametrize(("key", "given"), [
     ("migrate", {"host": None}), ("os-migrateLive", {"host": None, "block_migration": "auto"})])
-def test_managers_move_servers_of_their_project_and_only_admins_say_where_to(cloud: Cloud, server: str, key: str,
+def test_managers_move_servers_only_admins_name_a_host(cloud: Cloud, server: str, key: str,
                                                                              given: dict[str, Any]) -> None:
     assert act(cloud, server, key, given, "2.56", status=403).startswith("Policy doesn't allow os_compute_api:os-mig")
     for host in ("host2", "nowhere"):

@@ -33,7 +33,7 @@ def refused(cloud: Cloud, status: int, message: str, **change: Any) -> None:
     answer = order(cloud, **change)
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
-    assert cloud.bell.rung == 0
+    assert cloud.wakeup.woken == 0
 
 
 def test_networks_ports_and_addresses_in_order(wired: Cloud, networks: Networks) -> None:

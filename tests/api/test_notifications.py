@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.notifications.messages import messages
-from common.notifications.options import BOTH, Telling
+from common.notifications.options import BOTH, NotificationSettings
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 from tests.told import all_told
@@ -17,7 +17,7 @@ SECRET = "c2VjcmV0IHVzZXIgZGF0YQ=="
 
 @pytest.fixture
 def telling(cloud: Cloud) -> Cloud:
-    cloud.store.tell(Telling("api1"))
+    cloud.store.notify_with(NotificationSettings("api1"))
     return cloud
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.store import guests
+from common.store.servers import guests
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.networks import Networks
 from tests.nova import known, schemas

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.store import services
+from common.store.hosts import services
 from tests.api.conftest import OTHER, PROJECT, Cloud
 
 

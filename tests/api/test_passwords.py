@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from common.clients.image import Image
 from common.models import ImageRef
 from common.store import schema
+from common.store.user_data import seal_user_data
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_rebuild import OTHER_IMAGE
 
@@ -53,7 +54,7 @@ def test_the_password_of_a_create_is_told_and_sealed(sealing: Cloud, given: dict
     assert told not in everything(sealing)
 
 
-def test_all_servers_of_one_create_have_the_password_that_was_told(sealing: Cloud) -> None:
+def test_all_servers_of_one_create_have_the_same_password(sealing: Cloud) -> None:
     told = create(sealing, min_count=3)["adminPass"]
     assert sealing.vault is not None
     assert [sealing.vault.open(row.secrets) for row in sealing.rows(schema.actions)] == [{"admin_pass": told}] * 3
@@ -107,20 +108,21 @@ def test_a_cloud_without_a_key_sets_none(cloud: Cloud) -> None:
 FILES = [{"path": "/etc/key", "contents": "c2VhbGVkIGZpbGU="}]
 
 
-def test_files_and_former_user_data_are_sealed(sealing: Cloud) -> None:
-    """User data itself can be read by its owner; the action does not keep what a rebuild has replaced."""
+def test_files_and_user_data_are_sealed(sealing: Cloud) -> None:
+    """Of the server, and what a rebuild has replaced."""
     answer = sealing.call("POST", "/servers", {"server": {
         "name": "vm", "imageRef": IMAGE, "flavorRef": "1", "personality": FILES, "user_data": "Zm9ybWVy"}})
     assert answer.status_code == 202, answer.text
     assert last_secret(sealing)["files"] == FILES
-    assert FILES[0]["contents"] not in everything(sealing)
+    assert FILES[0]["contents"] not in everything(sealing) and "Zm9ybWVy" not in everything(sealing)
     server = answer.json["server"]["id"]
     sealing.rest(server)
     sealing.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, "raw", 10))
     body = {"rebuild": {"imageRef": OTHER_IMAGE, "user_data": None}}
     answer = sealing.call("POST", f"/servers/{server}/action", body, mv="2.57")
     assert answer.status_code == 202, answer.text
-    assert last_secret(sealing)["before"] == {"user_data": "Zm9ybWVy"}
+    assert sealing.vault is not None
+    assert sealing.vault.open_text(last_secret(sealing)["before"]["user_data"]) == "Zm9ybWVy"
     assert "Zm9ybWVy" not in everything(sealing)
 
 
@@ -144,3 +146,35 @@ def test_a_refusal_does_not_repeat_it(cloud: Cloud, body: dict[str, Any]) -> Non
     answer = cloud.call("POST", "/servers", {"server": {"name": "vm", "adminPass": SECRET, "colour": "red"}})
     assert answer.status_code == 400
     assert SECRET not in answer.text
+
+
+def test_sealed_user_data_is_shown_as_it_was_given(sealing: Cloud) -> None:
+    body = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1", "user_data": "Zm9ybWVy"}
+    server = sealing.call("POST", "/servers", {"server": body}).json["server"]["id"]
+    old = sealing.create(name="old", user_data="b2xk")
+    sealing.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(
+        schema.servers.c.id == old).values(user_data="b2xk")))          # as it was kept before 0016
+    key = "OS-EXT-SRV-ATTR:user_data"
+    for made, given in ((server, "Zm9ybWVy"), (old, "b2xk")):
+        assert sealing.call("GET", f"/servers/{made}", mv="2.3", token="admin").json["server"][key] == given
+    listed = sealing.call("GET", "/servers/detail?all_tenants=1", mv="2.3", token="admin").json["servers"]
+    assert {one["id"]: one[key] for one in listed} == {server: "Zm9ybWVy", old: "b2xk"}
+    sealing.rest(server)
+    rebuilt = sealing.call("POST", f"/servers/{server}/action", {"rebuild": {"imageRef": IMAGE, "user_data": "bmV3"}},
+                           mv="2.57")
+    assert rebuilt.status_code == 202 and rebuilt.json["server"]["user_data"] == "bmV3"
+    assert "bmV3" not in everything(sealing)
+    assert sealing.call("GET", f"/servers/{server}", mv="2.3", token="admin").json["server"][key] == "bmV3"
+
+
+def test_an_upgrade_seals_what_could_be_read(sealing: Cloud) -> None:
+    assert sealing.vault is not None
+    old, new, none = (sealing.create(user_data=given) for given in ("b2xk", "bmV3", ""))
+    sealing.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(
+        schema.servers.c.id == old).values(user_data="b2xk")))
+    before = {row.id: row.user_data for row in sealing.rows(schema.servers)}
+    assert seal_user_data(sealing.store, sealing.vault) == 1
+    after = {row.id: row.user_data for row in sealing.rows(schema.servers)}
+    assert sealing.vault.open_text(after[old]) == "b2xk" and "b2xk" not in everything(sealing)
+    assert (after[new], after[none]) == (before[new], None)
+    assert seal_user_data(sealing.store, sealing.vault) == 0

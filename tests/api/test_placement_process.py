@@ -37,7 +37,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     notices.settimeout(30)
     with notices:
         process = subprocess.Popen(
-            [sys.executable, "-m", "compute_api.placement_service.service"],
+            [sys.executable, "-m", "compute_api.placement.service"],
             env={**os.environ, "KILONOVA_CONF": str(tmp_path / "kilonova.conf"),
                  "NOTIFY_SOCKET": str(tmp_path / "notify")})
         assert b"READY=1" in notices.recv(1000)

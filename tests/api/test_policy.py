@@ -48,8 +48,8 @@ def test_a_file_that_breaks_is_no_users_concern(make_cloud: Callable[..., Cloud]
     assert cloud.call("GET", "/servers").status_code == 200
 
 
-@pytest.mark.parametrize(("section", "module"), [("api", "compute_api.service"),
-                                                 ("placement", "compute_api.placement_service.service")])
+@pytest.mark.parametrize(("section", "module"), [("api", "compute_api.compute.service"),
+                                                 ("placement", "compute_api.placement.service")])
 def test_a_broken_file_ends_the_process_in_one_line(tmp_path: Path, path: Path, section: str, module: str) -> None:
     path.write_text('"a": "@"\n"b": "role:member or"\n')
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[{section}]\n"

@@ -78,7 +78,7 @@ def test_what_is_named_changes_and_all_else_stays(cloud: Cloud, server: str) -> 
         "name", "meta", "description", "hostname", "access_ip_v4", "access_ip_v6", "disk_config")}
 
 
-def test_what_a_refused_rebuild_gives_back_is_what_the_server_had_when_it_was_begun(cloud: Cloud, server: str) -> None:
+def test_refused_rebuild_restores_the_server_as_it_began(cloud: Cloud, server: str) -> None:
     cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server,
                                                            meta={"a": "2"}))
     assert rebuild(cloud, server, metadata={"b": "3"}).status_code == 202
@@ -87,7 +87,7 @@ def test_what_a_refused_rebuild_gives_back_is_what_the_server_had_when_it_was_be
 
 
 @pytest.mark.parametrize("change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}])
-def test_a_server_that_changed_while_the_image_was_judged_is_looked_at_again(cloud: Cloud, server: str,
+def test_rebuild_during_a_change_is_checked_again(cloud: Cloud, server: str,
                                                                              change: dict[str, Any]) -> None:
     cloud.meanwhile("SELECT servers", lambda: cloud.change(schema.servers, schema.servers.c.id == server, **change))
     answer = rebuild(cloud, server)
@@ -145,14 +145,14 @@ def test_what_does_not_fit_is_refused(cloud: Cloud, server: str, mv: str, body: 
     assert cloud.rows(schema.servers)[0].action is None
 
 
-def test_signed_images_are_refused_with_the_certificates_that_the_server_has(cloud: Cloud, server: str) -> None:
+def test_rebuild_refuses_signed_image_if_server_has_certificates(cloud: Cloud, server: str) -> None:
     cloud.change(schema.servers, schema.servers.c.id == server, trusted_image_certificates=["c"])
     cloud.images.images[OTHER_IMAGE] = Image(ImageRef(OTHER_IMAGE, properties={"img_signature": "s"}))
     assert rebuild(cloud, server, "2.63").status_code == 400
     assert rebuild(cloud, server, "2.63", trusted_image_certificates=None).status_code == 202
 
 
-def test_the_image_service_is_not_asked_when_the_state_forbids_it(cloud: Cloud, server: str) -> None:
+def test_state_is_checked_before_the_image_service_is_asked(cloud: Cloud, server: str) -> None:
     cloud.rest(server, "paused")
     cloud.images.down = True
     answer = rebuild(cloud, server)

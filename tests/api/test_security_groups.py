@@ -118,7 +118,7 @@ def test_a_server_without_ports_cannot_be_guarded(wired: Cloud, networks: Networ
     server = wired.create()
     wired.rest(server)
     assert change(wired, server, "addSecurityGroup", "web").json["itemNotFound"]["message"] == (
-        f"Server {server} has no port that a security group could guard; attach an interface first.")
+        f"Server {server} has no port that a security group could apply to; attach an interface first.")
 
 
 def test_a_cloud_without_a_network_service_has_no_groups(cloud: Cloud) -> None:

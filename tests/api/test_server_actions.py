@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from common import ids
 from common.store import schema
 from common.store.engine import now
+from compute_api.compute.resources.consoles import MAX_CONSOLE_BYTES
 from tests.api.conftest import Cloud
 
 
@@ -32,14 +33,14 @@ def server(cloud: Cloud) -> str:
 def test_an_action_is_begun_and_the_bell_is_rung(cloud: Cloud, server: str, body: Any, vm_state: str, workflow: str,
                                                  task_state: str) -> None:
     cloud.rest(server, vm_state)
-    rung = cloud.bell.rung
+    woken = cloud.wakeup.woken
     answer = act(cloud, server, body)
     assert (answer.status_code, answer.content) == (202, b"")
     [row] = cloud.rows(schema.servers)
     action = next(row for row in cloud.rows(schema.actions) if row.name != "create")
     assert (action.workflow, action.state, action.fence) == (workflow, "due", 2)
     assert (row.action, row.fence, row.task_state) == (action.id, 2, task_state)
-    assert cloud.bell.rung == rung + 1
+    assert cloud.wakeup.woken == woken + 1
 
 
 @pytest.mark.parametrize(("body", "values", "text"), [
@@ -101,6 +102,12 @@ def test_console_output(cloud: Cloud, server: str, length: Any, output: str) -> 
     answer = act(cloud, server, {"os-getConsoleOutput": {"length": length}})
     assert (answer.status_code, answer.json) == (200, {"output": output})
     assert cloud.agents.asked == [("host1", "console_output", {"server": server, "length_bytes": 102400})]
+
+
+def test_a_console_is_never_longer_than_was_asked_for(cloud: Cloud, server: str) -> None:
+    cloud.agents.output = "x" * 1_000_000 + "end"
+    output = act(cloud, server, {"os-getConsoleOutput": {}}).json["output"]
+    assert len(output) == MAX_CONSOLE_BYTES and output.endswith("xend")
 
 
 def test_what_a_guest_writes_is_data(cloud: Cloud, server: str) -> None:
@@ -192,7 +199,7 @@ def test_an_action_with_its_events(cloud: Cloud, server: str, mv: str, token: st
         assert (build["details"], build["traceback"], build["host"]) == ("Out of disk", "Traceback: …", "host1")
 
 
-def test_a_step_that_a_later_action_cut_off_ended_with_its_action(cloud: Cloud, server: str) -> None:
+def test_step_cut_off_by_a_later_action_ends_with_its_action(cloud: Cloud, server: str) -> None:
     act(cloud, server, {"os-stop": None})
     stop = next(row for row in cloud.rows(schema.actions) if row.name == "stop")
     with cloud.store.begin() as tx:

@@ -57,7 +57,7 @@ def test_until_when_and_for_whom(scene: tuple[Cloud, Networks, str], cloud: Clou
 
 def test_a_floating_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -> None:
     wired, networks, server = scene
-    before, rung = wired.rows(schema.actions), wired.bell.rung
+    before, woken = wired.rows(schema.actions), wired.wakeup.woken
     for mv in ("2.1", "2.43"):
         answer = act(wired, server, "addFloatingIp", mv=mv)
         assert (answer.status_code, answer.text) == (202, "")
@@ -65,7 +65,7 @@ def test_a_floating_address_comes_and_goes(scene: tuple[Cloud, Networks, str]) -
         assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 202
         assert led(networks) is None
         assert act(wired, server, "removeFloatingIp", mv=mv).status_code == 409
-    assert (wired.rows(schema.actions), wired.bell.rung) == (before, rung)
+    assert (wired.rows(schema.actions), wired.wakeup.woken) == (before, woken)
 
 
 def test_a_lock_or_another_action_is_not_in_the_way(scene: tuple[Cloud, Networks, str]) -> None:

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import Flavor
-from common.store import actions, schema, servers
-from compute_api.creating import Creation
+from common.store import schema
+from common.store.servers import actions, servers
+from compute_api.compute.creation import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
 
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
@@ -46,8 +47,8 @@ def test_a_202_is_a_committed_server_and_its_action(cloud: Cloud) -> None:
     assert (action.workflow, action.name, action.state, action.fence, action.server_id) == (
         "create", "create", "due", 1, row.id)
     assert action.request_id == answer.headers["X-Compute-Request-Id"]
-    assert action.args == {"zone": None, "host": None, "forced": False, "networks": []}
-    assert cloud.bell.rung == 1
+    assert action.args == {"zone": None, "host": None, "forced": False, "networks": [], "roles": ["member", "reader"]}
+    assert cloud.wakeup.woken == 1
 
 
 def test_what_clients_send_is_taken(cloud: Cloud) -> None:
@@ -70,7 +71,7 @@ def test_everything_that_a_later_version_adds(cloud: Cloud) -> None:
         "d", ["a", "b"], "web.example.org", user_data, "AUTO")
 
 
-def test_certificates_are_kept_but_a_signed_image_is_not_booted_unvalidated(cloud: Cloud) -> None:
+def test_certificates_are_kept_and_signed_images_refused(cloud: Cloud) -> None:
     certificates = {"networks": "none", "trusted_image_certificates": ["a", "b"]}
     server = post(cloud, "2.63", **certificates).json["server"]["id"]
     shown = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
@@ -132,7 +133,7 @@ def test_every_counted_resource_has_its_limit(cloud: Cloud, limits: dict[str, in
     assert cloud.rows(schema.servers) == []
 
 
-def test_a_deleted_server_is_no_longer_counted_and_minus_one_is_no_limit(cloud: Cloud) -> None:
+def test_quota_ignores_deleted_servers_and_minus_one_is_no_limit(cloud: Cloud) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
     server = cloud.create()
     assert post(cloud).status_code == 403
@@ -149,12 +150,12 @@ def test_a_user_may_have_a_narrower_limit_than_the_project(cloud: Cloud) -> None
 
 
 # --- Idempotency-Key ---
-def test_the_same_request_with_its_key_answers_the_same_and_makes_nothing(cloud: Cloud) -> None:
+def test_repeated_idempotency_key_answers_the_same(cloud: Cloud) -> None:
     first, again = (post(cloud, headers={"Idempotency-Key": "k1"}) for _ in range(2))
     assert first.status_code == again.status_code == 202
     assert first.json == again.json
     assert len(cloud.rows(schema.servers)) == len(cloud.rows(schema.actions)) == 1
-    assert cloud.bell.rung == 1
+    assert cloud.wakeup.woken == 1
     many = [post(cloud, headers={"Idempotency-Key": "k2"}, min_count=2, return_reservation_id=True) for _ in range(2)]
     assert many[0].json == many[1].json
     assert len(cloud.rows(schema.servers)) == 3
@@ -170,7 +171,7 @@ def test_a_request_is_known_again_though_what_it_named_is_gone(cloud: Cloud) -> 
     assert (again.status_code, again.json) == (202, first.json)
 
 
-def test_a_key_with_another_body_is_a_conflict_and_belongs_to_its_project(cloud: Cloud) -> None:
+def test_idempotency_key_with_another_body_is_a_conflict(cloud: Cloud) -> None:
     headers = {"Idempotency-Key": "k"}
     assert post(cloud, headers=headers).status_code == 202
     answer = post(cloud, headers=headers, name="other")
@@ -271,7 +272,7 @@ def test_one_bad_create_does_not_hurt_the_others(cloud: Cloud) -> None:
     with cloud.store.begin():                                  # the first waits for the lock, the others for the first
         threads = [threading.Thread(target=create, args=("first",))]
         threads[0].start()
-        while not original.led:
+        while not original._led:
             threading.Event().wait(0.01)
         threads += [threading.Thread(target=create, args=("good",)),
                     threading.Thread(target=create, args=("bad",), kwargs=broken)]

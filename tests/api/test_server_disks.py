@@ -77,7 +77,7 @@ def test_request_may_ask_for_others(cloud: Cloud, flavor: str, mappings: list[di
     ("eph", [SWAP], ".volume_size: flavor m1.eph has 0 MiB of swap, and some"),
     ("both", [{**SWAP, "volume_size": 1}, {**SWAP, "volume_size": 1}], ".guest_format: a server can have one swap"),
     ("both", [{**BLANK, "guest_format": "zfs"}], ".guest_format: 'zfs' is not one of swap, ext2, ext3, ext4, xfs, "),
-    ("both", [{**BLANK, "uuid": IMAGE}], ".uuid: a disk of source_type blank is made of nothing"),
+    ("both", [{**BLANK, "uuid": IMAGE}], ".uuid: a disk of source_type blank has no source"),
     ("both", [{**BLANK, "disk_bus": "ide"}], ".disk_bus: not for disks of source_type blank"),
     ("both", [{**BLANK, "device_type": "cdrom"}], ".device_type: disks of source_type blank are disks"),
     ("both", [{**BLANK, "no_device": True}], ".no_device: not for disks of source_type blank"),
@@ -130,3 +130,38 @@ def test_resize_to_other_disks_is_taken(cloud: Cloud, mappings: list[dict[str, A
     server = post(cloud, "both", *mappings).json["server"]["id"]
     cloud.rest(server)
     act(cloud, server, "resize", {"flavorRef": flavor}, status=202)
+
+
+@pytest.fixture
+def strict(make_cloud: Callable[..., Cloud]) -> Cloud:
+    """A cloud that allows two local disks."""
+    made: Cloud = make_cloud(secret_key=KEY, max_local_disks=2)
+    furnish(made)
+    for name, ephemeral_gb, swap_mb in (("bare", 0, 0), ("eph", 10, 0), ("swap", 0, 512), ("both", 10, 512)):
+        made.add_flavor(Flavor(name, f"m1.{name}", 1, 512, 1, ephemeral_gb=ephemeral_gb, swap_mb=swap_mb))
+    return made
+
+
+@pytest.mark.parametrize("flavor", ["eph", "swap"])
+def test_resize_to_as_many_disks_as_allowed_is_taken(strict: Cloud, flavor: str) -> None:
+    server = post(strict, "bare").json["server"]["id"]
+    strict.rest(server)
+    act(strict, server, "resize", {"flavorRef": flavor}, status=202)
+
+
+def test_resize_to_more_disks_than_allowed_is_refused(strict: Cloud) -> None:
+    server = post(strict, "eph").json["server"]["id"]
+    strict.rest(server)
+    said = act(strict, server, "resize", {"flavorRef": "both"}, status=400)
+    assert said == ("flavorRef: Server disk was unable to be resized because: with flavor m1.both the server would "
+                    "have 3 local disks, the root disk among them; at most 2 are allowed.")
+    assert strict.rows(schema.migrations) == []
+
+
+def test_server_from_before_the_limit_may_keep_its_disks(strict: Cloud) -> None:
+    server = post(strict, "eph").json["server"]["id"]
+    strict.rest(server)
+    strict.change(schema.servers, schema.servers.c.id == server, disks={"ephemeral": [{"gb": 5, "format": ""}] * 2})
+    assert "4 local disks" in act(strict, server, "resize", {"flavorRef": "both"}, status=400)
+    strict.add_flavor(Flavor("wide", "m1.wide", 2, 512, 1, ephemeral_gb=10))
+    act(strict, server, "resize", {"flavorRef": "wide"}, status=202)

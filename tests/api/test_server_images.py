@@ -60,7 +60,7 @@ def test_a_backup_that_keeps_none_names_none(cloud: Cloud, server: str) -> None:
 
 
 @IMAGES
-def test_metadata_is_bounded_until_2_38_and_never_a_field_of_the_record(cloud: Cloud, server: str, key: str, more: Any,
+def test_image_metadata_has_a_limit_until_2_38_and_no_own_fields(cloud: Cloud, server: str, key: str, more: Any,
                                                                         kind: Any) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
     assert act(cloud, server, key, many, "2.38").status_code == 403
@@ -104,14 +104,14 @@ def test_bodies_that_do_not_fit(cloud: Cloud, server: str, key: str, body: Any) 
 def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: str, refusal: int | None, status: int
                                                       ) -> None:
     """The conductor is this test: it writes the step's outcome while the request waits."""
-    cloud: Cloud = make_cloud(answer_patience=10)
+    cloud: Cloud = make_cloud(answer_timeout_seconds=10)
     server = cloud.create()
     cloud.rest(server)
 
     class Conductor:
-        """Does the step as soon as the bell rings."""
+        """Does the step as soon as it is woken."""
 
-        def ring(self, neighbours: bool = False) -> None:
+        def wake(self, neighbours: bool = False) -> None:
             action = newest(cloud)
             with cloud.store.begin() as tx:
                 tx.execute(sa.insert(schema.events).values(at=now()), {
@@ -120,7 +120,7 @@ def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: st
                 if event == "failed":
                     tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action.id).values(
                         state="failed", data={"problem": {"status": refusal}} if refusal else {}))
-    cloud.services.bell = Conductor()
+    cloud.services.wakeup = Conductor()
     answer = act(cloud, server, "createImage", {"name": "img"}, "2.45")
     assert answer.status_code == status
     if event == "failed":
@@ -129,7 +129,7 @@ def test_the_answer_waits_until_the_image_is_recorded(make_cloud: Any, event: st
 
 
 def test_when_too_many_wait_the_answer_does_not(make_cloud: Any) -> None:
-    cloud: Cloud = make_cloud(answer_patience=60, threads=4)
+    cloud: Cloud = make_cloud(answer_timeout_seconds=60, threads=4)
     server = cloud.create()
     cloud.rest(server)
     assert cloud.services.wait_slots.acquire(blocking=False)

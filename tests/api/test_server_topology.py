@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA cells of a server (2.78)."""
+"""The NUMA nodes of a server (2.78)."""
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 
-from common.models import FittedCell, Fitting, Flavor
-from common.store import guests
+from common.models import AssignedNumaNode, Flavor, HardwareAssignment
+from common.store.servers import guests
 from common.wire import to_wire
 from tests.api.conftest import Cloud
 
-CELLS = Fitting([FittedCell(1, [0, 1], {"0": 12, "1": 13}, 256, 2048), FittedCell(0, [2, 3], {}, 256, 2048)])
+CELLS = HardwareAssignment([AssignedNumaNode(1, [0, 1], {"0": 12, "1": 13}, 256, 2048),
+                            AssignedNumaNode(0, [2, 3], {}, 256, 2048)])
 
 
-def on_host(cloud: Cloud, server: str, fitting: Fitting | None) -> None:
+def on_host(cloud: Cloud, server: str, assignment: HardwareAssignment | None) -> None:
     """Its guest is there; an older one on another host is still to be removed."""
     cloud.rest(server)
     cloud.store.write(lambda tx: guests.add(tx, [
         {"server_id": server, "host": host, "fence": 1, "wanted": wanted, "may_run": True,
-         "fitting": to_wire(fitting) if fitting and host == "host1" else None}
+         "assignment": to_wire(assignment) if assignment and host == "host1" else None}
         for host, wanted in (("another", guests.ABSENT), ("host1", guests.RUNNING))]))
 
 

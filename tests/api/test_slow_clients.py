@@ -26,8 +26,9 @@ IDLE, SLOW = 2000, 200
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 BODY = b"POST /servers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
 CHUNKED = b"POST /servers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"
-SERVICES = {"api": "compute_api.service", "placement": "compute_api.placement_service.service",
-            "metadata": "compute_api.metadata_service.service"}
+SERVICES = {"api": "compute_api.compute.service", "placement": "compute_api.placement.service",
+            "metadata": "compute_api.metadata.service",
+            "image_gateway": "compute_api.image_gateway.service"}
 
 
 class Process:
@@ -40,7 +41,7 @@ class Process:
         store.close()
         lines = "".join(f"{key} = {value}\n" for key, value in options.items())
         (folder / "kilonova.conf").write_text(
-            f"[database]\nurl = {store.url}\n[{name}]\nport = {self.port}\n[http]\n{lines}"
+            f"[DEFAULT]\nsecret_key = key\n[database]\nurl = {store.url}\n[{name}]\nport = {self.port}\n[http]\n{lines}"
             f"[identity]\nauth_url = http://127.0.0.1:{free_ports(1)}/v3\n")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
             notices.bind(str(folder / "notify"))
@@ -160,7 +161,7 @@ def test_one_address_has_so_many_connections_and_no_more(impatient: Process) -> 
 
 LARGE = 5_000_000
 APPLICATION = rf"""
-from compute_api.serving import Server
+from compute_api.edge.server import Server
 def application(environ, start_response):
     if environ["PATH_INFO"] == "/failing":
         raise ValueError

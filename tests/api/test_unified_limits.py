@@ -12,7 +12,7 @@ from common import errors
 from common.models import Flavor
 from common.store import schema
 from common.wire import to_wire
-from compute_api.quota import Missing
+from compute_api.compute.quota import UnregisteredLimits
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.api.test_keypairs import SSH
 
@@ -151,7 +151,7 @@ def test_creates_at_once_never_exceed_a_limit(cloud: Cloud, keystone: Keystone) 
 def test_a_resource_without_a_registered_limit(make_cloud: Any, keystone: Keystone, strategy: str, listed: Any,
                                                servers: int, cores: int) -> None:
     keystone.registered = {"server_groups": 1}
-    keystone.cloud = cloud = make_cloud(keystone=keystone, unregistered=Missing(strategy, listed))
+    keystone.cloud = cloud = make_cloud(keystone=keystone, unregistered=UnregisteredLimits(strategy, listed))
     shown = cloud.call("GET", f"/os-quota-sets/{PROJECT}").json["quota_set"]
     assert (shown["instances"], shown["cores"], shown["floating_ips"]) == (servers, cores, -1)
     answer = post(cloud)

@@ -89,7 +89,7 @@ def test_a_place_that_is_none(cloud: Cloud, change: dict[str, Any], text: str) -
 @pytest.mark.parametrize("change", [
     {"availability_zone": "nova:host1"}, {"availability_zone": ":nowhere"}, {"availability_zone": "nova::host1.cloud"},
     {"host": "host1"}, {"hypervisor_hostname": "nowhere"}])
-def test_only_admins_name_hosts_and_others_do_not_learn_which_there_are(cloud: Cloud, change: dict[str, Any]) -> None:
+def test_only_admins_name_hosts_others_learn_none(cloud: Cloud, change: dict[str, Any]) -> None:
     answer = post(cloud, "2.74", **change)
     assert answer.status_code == 403
     assert "could not be found" not in answer.text
@@ -150,7 +150,7 @@ def new_group(cloud: Cloud, policy: str, token: str = "user") -> str:
 
 
 @pytest.mark.parametrize("policy", ["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"])
-def test_a_server_joins_its_group_in_the_transaction_that_makes_it(cloud: Cloud, policy: str) -> None:
+def test_server_joins_its_group_in_its_transaction(cloud: Cloud, policy: str) -> None:
     group = new_group(cloud, policy)
     assert post(cloud, hints={"group": group}, min_count=2).status_code == 202
     members = cloud.call("GET", f"/os-server-groups/{group}").json["server_group"]["members"]
@@ -169,7 +169,7 @@ def test_a_group_of_another_project_is_none_also_for_admins(cloud: Cloud) -> Non
     assert cloud.rows(schema.servers) == []
 
 
-def test_deleted_servers_are_no_members_and_a_group_goes_while_it_has_some(cloud: Cloud) -> None:
+def test_group_counts_no_deleted_servers_and_can_be_deleted(cloud: Cloud) -> None:
     group = new_group(cloud, "anti-affinity")
     first, second = (post(cloud, hints={"group": group}).json["server"]["id"] for _ in range(2))
     cloud.rest(first, "deleted", deleted=1)
@@ -181,7 +181,7 @@ def test_deleted_servers_are_no_members_and_a_group_goes_while_it_has_some(cloud
     assert cloud.rows(schema.server_group_members) == []
 
 
-def test_a_group_that_goes_while_a_server_is_being_made_leaves_neither(cloud: Cloud) -> None:
+def test_group_deleted_during_a_create_leaves_no_server(cloud: Cloud) -> None:
     """The group is deleted between the reads of a create and its transaction."""
     group, kept = new_group(cloud, "affinity"), new_group(cloud, "affinity")
     show = cloud.images.show
@@ -227,7 +227,7 @@ def test_hardware_that_no_host_makes_is_refused_by_name(cloud: Cloud, specs: dic
     assert cloud.rows(schema.servers) == []
 
 
-def test_names_of_devices_are_explained_when_the_flavor_is_frozen(make_cloud: Callable[..., Cloud]) -> None:
+def test_pci_aliases_are_resolved_when_the_flavor_is_frozen(make_cloud: Callable[..., Cloud]) -> None:
     cloud = make_cloud(pci_aliases={"gpu": [("10de", "1db4"), ("10de", "1db5")]})
     flavor = with_specs(cloud, **{"pci_passthrough:alias": "gpu:2", "kilonova:devices": "all=8086:1572:9"})
     server = post(cloud, flavorRef=flavor).json["server"]["id"]
@@ -238,7 +238,7 @@ def test_names_of_devices_are_explained_when_the_flavor_is_frozen(make_cloud: Ca
 
 
 @pytest.mark.parametrize(("properties", "words"), [
-    ({"hw_numa_nodes": "2"}, "NUMA cells"), ({"hw_cpu_policy": "dedicated"}, "resources"),
+    ({"hw_numa_nodes": "2"}, "NUMA nodes"), ({"hw_cpu_policy": "dedicated"}, "resources"),
     ({"hw_disk_bus": "scsi"}, None)])
 def test_a_rebuild_keeps_the_servers_place_on_its_host(cloud: Cloud, properties: dict[str, str], words: str | None
                                                        ) -> None:
@@ -254,7 +254,7 @@ def test_a_rebuild_keeps_the_servers_place_on_its_host(cloud: Cloud, properties:
         assert cloud.rows(schema.servers)[0].image_id == IMAGE
 
 
-def test_a_server_of_before_may_leave_an_image_that_is_refused_today(cloud: Cloud) -> None:
+def test_older_server_may_leave_an_image_that_is_refused_now(cloud: Cloud) -> None:
     server = post(cloud).json["server"]["id"]
     old = {"id": IMAGE, "properties": {"hw_tpm_model": "tpm-crb"}}
     cloud.rest(server, image=old)

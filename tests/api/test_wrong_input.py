@@ -19,7 +19,7 @@ from common.models import Flavor
 from common.store import schema
 from common.store.engine import Store
 from common.store.version import guarded, needed
-from compute_api.placement_service import app as placement
+from compute_api.placement import app as placement
 from tests.api.conftest import IMAGE, Callers, Cloud
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
@@ -92,7 +92,7 @@ def test_a_wrong_create_says_what_is_wrong(cloud: Cloud, mv: str, change: dict[s
     assert answer.json == {KINDS[status]: {"code": status, "message": message}}
     assert answer.status_code == status
     assert cloud.rows(schema.servers) == cloud.rows(schema.actions) == []
-    assert cloud.bell.rung == 0
+    assert cloud.wakeup.woken == 0
 
 
 def test_a_name_of_256_is_refused_without_repeating_all_of_it(cloud: Cloud) -> None:
@@ -194,7 +194,7 @@ def test_ten_megabytes_are_refused_unread(cloud: Cloud) -> None:
     assert body.taken == 0
 
 
-def test_a_body_of_unknown_length_is_read_no_further_than_allowed(cloud: Cloud) -> None:
+def test_body_of_unknown_length_is_read_up_to_the_limit(cloud: Cloud) -> None:
     body = Endless()
     answer = cloud.client.simulate_post("/v2.1/servers", headers={
         "X-Auth-Token": "user", "Content-Type": "application/json"},
@@ -217,7 +217,7 @@ def test_without_a_good_token(cloud: Cloud, token: str | None) -> None:
         "code": 401, "message": "The request you have made requires authentication."}}
 
 
-def test_headers_of_the_middleware_are_not_believed_from_a_client(cloud: Cloud) -> None:
+def test_identity_headers_of_a_client_are_ignored(cloud: Cloud) -> None:
     headers = {"X-User-Id": "a1", "X-Project-Id": "admins", "X-Roles": "admin"}
     assert cloud.call("GET", "/os-services", token=None, headers=headers).status_code == 401
 

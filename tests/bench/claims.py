@@ -21,17 +21,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import ids
-from common.hardware import CellWish, Hardware
-from common.models import Cell, HostInventory
-from common.store import allocations, doctor, guests, hosts, server_groups, upgrades
+from common.hardware import Hardware, NumaNodeRequest
+from common.models import HostInventory, NumaNode
+from common.store import doctor, upgrades
 from common.store.engine import Connection, Store
+from common.store.hosts import hosts
+from common.store.placement import allocations
+from common.store.servers import guests, server_groups
 from common.wire import to_wire
 from deploy.progress import say
 from deploy.servers import Servers
 from tests.bench.figures import machine
 
 HOSTS, WORKERS, SECONDS, GROUPED = 50, 8, 4.0, 16
-PINNED = Hardware(cells=(CellWish((0,), 64),), dedicated=frozenset({0}))
+PINNED = Hardware(numa_nodes=(NumaNodeRequest((0,), 64),), dedicated=frozenset({0}))
 KINDS = ("plain", "in a hard group", "with a CPU of its own")
 FIRST = ("postgresql", "mariadb", "sqlite")
 
@@ -40,9 +43,9 @@ def fill(store: Store) -> None:
     """Fifty hosts with room for every claim."""
     upgrades.upgrade(store)
     for number in range(HOSTS):
-        cell = Cell(0, list(range(8)), list(range(8, 264)), 1 << 20)
-        store.write(lambda tx, name=f"h{number}", cell=cell: hosts.hello(tx, name, "boot", HostInventory(
-            "memory", 1, name, 100_000, 1 << 24, 1 << 20, pcpus=256, cells=[cell])))
+        numa_node = NumaNode(0, list(range(8)), list(range(8, 264)), 1 << 20)
+        store.write(lambda tx, name=f"h{number}", numa_node=numa_node: hosts.register(tx, name, "boot", HostInventory(
+            "memory", 1, name, 100_000, 1 << 24, 1 << 20, pcpus=256, numa_nodes=[numa_node])))
 
 
 def group(store: Store) -> str:
@@ -52,23 +55,23 @@ def group(store: Store) -> str:
         "rules": {"max_server_per_host": 100_000}})).id)
 
 
-def wish(draw: random.Random, kind: str, member_of: str) -> allocations.Wish:
+def request(draw: random.Random, kind: str, member_of: str) -> allocations.ClaimRequest:
     """One server's; its first host is drawn, as schedulers spread near-equals."""
     order = [f"h{number}" for number in draw.sample(range(HOSTS), 3)]
     own = kind == KINDS[2]
     amounts = {"PCPU" if own else "VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}
-    return allocations.Wish(ids.new(), "p", "u", amounts, order, group=member_of if kind == KINDS[1] else None,
+    return allocations.ClaimRequest(ids.new(), "p", "u", amounts, order, group=member_of if kind == KINDS[1] else None,
                             hardware=PINNED if own else None)
 
 
-def commit(store: Store, wishes: Sequence[allocations.Wish]) -> int:
+def commit(store: Store, requests: Sequence[allocations.ClaimRequest]) -> int:
     """What the conductor's transaction does of placement; how many were placed."""
     def work(tx: Connection) -> int:
-        allocations.claim(tx, wishes)
-        placed = [one for one in wishes if one.host]
+        allocations.claim(tx, requests)
+        placed = [one for one in requests if one.host]
         server_groups.join(tx, [{"group_id": one.group, "server_id": one.consumer} for one in placed if one.group])
         guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
-                         "fitting": to_wire(one.fitting) if one.fitting else None} for one in placed])
+                         "assignment": to_wire(one.assignment) if one.assignment else None} for one in placed])
         return len(placed)
     return store.write(work)
 
@@ -81,7 +84,7 @@ def work(url: str, number: int, kind: str, at_once: int, member_of: str, start: 
     placed = asked = 0
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        placed += commit(store, [wish(draw, kind, member_of) for _ in range(at_once)])
+        placed += commit(store, [request(draw, kind, member_of) for _ in range(at_once)])
         asked += at_once
     store.close()
     result.put((placed, asked))
@@ -110,7 +113,7 @@ def measure(url: str) -> dict[str, Any]:
     found = {f"{kind}, {at_once} in a transaction": compete(url, kind, at_once, member_of)
              for kind in KINDS for at_once in (1, GROUPED)}
     broken = [finding for finding in store.read(doctor.check)
-              if finding.invariant in ("capacity", "fitting-exact", "group-policy", "consumer")
+              if finding.invariant in ("capacity", "assignment-exact", "group-policy", "consumer")
               and "does not ask for" not in finding.text]
     store.close()
     return {**found, "hosts that gave out more than they have": len(broken)}

@@ -18,7 +18,7 @@ from deploy.servers import answers, free_ports
 ROUNDS, SECONDS = 5, 3.0
 SERVER = """
 import sys, falcon
-from compute_api.serving import Server
+from compute_api.edge.server import Server
 class One:
     def on_get(self, req, resp):
         resp.data = b'{"x": "' + b"y" * 2000 + b'"}'

@@ -24,12 +24,14 @@ from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc.broker import opener
 from common.rpc.host_link import HostSide
-from common.store import host_keys
 from common.store.engine import Store
+from common.store.hosts import host_keys
+from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
-from compute_agent.service import Host, Images
+from compute_agent.service import AgentProcess
 from compute_agent.sync import Agent
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
 from deploy.progress import say
 from tests.bench import figures, load
 from tests.waiting import await_true
@@ -41,15 +43,16 @@ Cost = dict[str, float]
 def run_agents(path: str, folder: Path, names: Sequence[str], stop: Any) -> None:
     """A process with the threads of these hosts' agents."""
     conf, closers = config.load(path), []
-    store = Store.opened(conf.database)
+    store = Store.opened(conf)
     for name in names:
         store.write(partial(host_keys.ensure, host=name))
     keys = host_keys.of_all(store, conf)
     for name in names:
-        driver, journal = MemoryDriver(name), Journal(folder / f"{name}.db")
+        driver, journal = MemoryDriver(MemoryHost(name)), Journal(folder / f"{name}.db")
         link = HostSide(opener(conf), keys.for_host(name), name)
-        host = Host(Agent(name, journal, Clock(), driver.boot_id()), journal, driver, conductor_rpc.Client(link),
-                    Images())
+        host = AgentProcess(Agent(name, journal, Clock(), driver.boot_id()), journal, driver,
+                            conductor_rpc.ConductorClient(link),
+                    ImageGatewayAccess())
         agent_rpc.serve(link, host)
         host.start(1)
         closers += [host.close]

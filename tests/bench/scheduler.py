@@ -31,9 +31,8 @@ from common.store import schema
 from common.store.engine import Store
 from scheduler import service
 from scheduler.columns import seed
-from scheduler.explain import explain
 from scheduler.hosts import Hosts
-from scheduler.select import Options, select
+from scheduler.selection import SelectionOptions, explain, select
 from scheduler.snapshot import Aggregate, Numbers, Snapshot, Stock
 
 SIZES = (1_000, 10_000, 100_000)
@@ -50,7 +49,7 @@ FACTS = [{"hypervisor_type": "QEMU", "hypervisor_version": 7002000 + kind,
           "supported_instances": [["x86_64", "qemu", "hvm"], ["x86_64", "kvm", "hvm"]]} for kind in range(5)]
 
 
-def options() -> Options:
+def options() -> SelectionOptions:
     """Ten filters, six weighers."""
     conf = cfg.ConfigOpts()
     config.register(conf)
@@ -98,7 +97,7 @@ def best_of(work: Callable[[], object], tries: int = 15) -> tuple[float, float]:
     return min(spent), statistics.median(spent)
 
 
-def decide(size: int, chosen: Options) -> None:
+def decide(size: int, chosen: SelectionOptions) -> None:
     """One decision, a hundred at once, one that finds nothing; the copy that each takes from included."""
     base = columns(size)
     many = [request(f"s{number}") for number in range(100)]

@@ -6,18 +6,20 @@ Each hypervisor is a rig; QEMU gets a libvirtd of its own.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from oslo_config import cfg
 
+from common import config
 from common.store.engine import Store
 from deploy import libvirtd
 from deploy.machine import FOR_GUESTS, FOR_HOSTS
 from tests.contract.network_lab import lab, network_hosts
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
-from tests.contract.virt_rigs import Rig, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
+from tests.contract.virt_rigs import Rig, guests_folder, libvirt_test_rig, memory_rig, qemu_rig, tiny_image
 from tests.services import demand
 from tests.waiting import await_true
 
@@ -26,6 +28,13 @@ __all__ = ["lab", "network_hosts"]
 QEMU = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("guests")])
 QEMU_MOVES = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")])
 NEEDED = ("libvirtd", "qemu-system-x86_64", "qemu-img", "syslinux", "mcopy")
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_middleware() -> None:
+    """keystonemiddleware of a test in this process requires an option of all configurations that are read later."""
+    with suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
+        config.CONF.set_default("auth_url", "http://127.0.0.1:1", group="keystone_authtoken")
 
 
 @pytest.fixture
@@ -45,7 +54,7 @@ def bootable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def private_libvirtd() -> Iterator[Path]:
     """A libvirtd for this module alone, because one of its tests kills it."""
     demand(*FOR_GUESTS, programs=NEEDED)
-    folder = Path(tempfile.mkdtemp(prefix="kn-virt-"))
+    folder = guests_folder("kn-virt-")
     libvirtd.start(folder)
     yield folder
     libvirtd.stop(folder)
@@ -57,7 +66,7 @@ def private_libvirtd() -> Iterator[Path]:
 def machines() -> Iterator[Machines]:
     """Two real hosts, for this module alone."""
     demand(*FOR_HOSTS, programs=NEEDED)
-    folder = Path(tempfile.mkdtemp(prefix="kn-"))
+    folder = guests_folder("kn-")
     made = Machines(folder)
     yield made
     made.end()
@@ -90,7 +99,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             made = libvirt_test_rig(tmp_path)
         case _:
             folder = request.getfixturevalue("private_libvirtd")
-            short = Path(tempfile.mkdtemp(prefix="kn-", dir=folder))    # the paths of sockets are
+            short = guests_folder("kn-", folder)    # the paths of sockets are
             made = qemu_rig(short, folder, request.getfixturevalue("bootable"))
     yield made
     made.clean()

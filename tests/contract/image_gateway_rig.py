@@ -23,7 +23,7 @@ from common.vault import Vault
 from common.wire import from_wire
 from conductor.service import Messages
 from deploy.servers import free_ports
-from deploy.standalone.trial import Cloud
+from tests.standalone import Cloud
 
 KEY = "the secret of this cloud"
 HOST = "h1"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest of the network's contract test does: frames that are forged, and a connection that talks.
 
-Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``announce OWN_MAC``, ``listen PORT FILE``,
-``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT ADDRESS FILE``: the same with the server talking;
-``sneak PORT ADDRESS OWN_ADDRESS``: the middle of a connection that never began, then its beginning.
+Run inside a guest's namespace: ``forge KIND OWN_MAC VICTIM_MAC``, ``flood COUNT KIND OWN_MAC``, ``announce OWN_MAC``,
+``listen PORT FILE``, ``talk PORT ADDRESS``; ``push PORT`` and ``pull PORT ADDRESS FILE``: the same with the server
+talking; ``sneak PORT ADDRESS OWN_ADDRESS``: the middle of a connection that never began, then its beginning.
 """
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ def ip6(source: str, target: str, kind: bytes) -> bytes:
     return head + addresses + kind[:2] + struct.pack("!H", total) + kind[4:]
 
 
+def link_local(own: bytes) -> str:
+    """The address of IPv6 that a guest gives itself from its MAC."""
+    return "fe80::" + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
+
+
+def is_free(address: str) -> bytes:
+    """Duplicate address detection: Neighbour Solicitation from the unspecified address."""
+    wanted = socket.inet_pton(socket.AF_INET6, address)
+    return ip6("::", "ff02::1", b"\x87\0\0\0\0\0\0\0" + wanted)
+
+
+def joins(source: str) -> bytes:
+    """MLDv2: a report of one group, with the hop-by-hop option that it must have."""
+    group = socket.inet_pton(socket.AF_INET6, "ff02::1234")
+    plain = ip6(source, "ff02::16", b"\x8f\0\0\0\0\0\0\1\4\0\0\0" + group)
+    option = b"\x3a\0\5\2\0\0\1\0"
+    return plain[:4] + struct.pack("!HBB", len(plain) - 40 + len(option), 0, 1) + plain[8:40] + option + plain[40:]
+
+
 def udp(source: int, target: int) -> bytes:
     return struct.pack("!HHHH", source, target, 8 + 240, 0) + b"\2\1\6" + b"\0" * 237
 
@@ -49,7 +68,6 @@ def arp(sender: bytes, address: str) -> bytes:
 def frame(kind: str, own: bytes, victim: bytes) -> bytes:
     """A forged frame."""
     ping = b"\x08\0\xf7\xff\0\0\0\0"
-    link_local = "fe80::" + f"{own[0] ^ 2:02x}{own[1]:02x}:{own[2]:02x}ff:fe{own[3]:02x}:{own[4]:02x}{own[5]:02x}"
     advert = socket.inet_pton(socket.AF_INET6, "2001:db8::99")
     return {
         "mac": victim + STRANGE + b"\x08\0" + ip(OWN, VICTIM, 1, ping),
@@ -58,9 +76,16 @@ def frame(kind: str, own: bytes, victim: bytes) -> bytes:
         "arp-mac": ALL + own + b"\x08\x06" + arp(STRANGE, OWN),
         "rarp": announcement(STRANGE),
         "dhcp": ALL + own + b"\x08\0" + ip(OWN, "255.255.255.255", 17, udp(67, 68)),
-        "ra": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local, "ff02::1",
+        "rarp-sender": ALL + own + announcement(STRANGE)[12:32] + own + announcement(own)[38:],
+        "rarp-target": ALL + own + announcement(own)[12:32] + STRANGE + announcement(own)[38:],
+        "rarp-address": ALL + own + announcement(own)[12:28] + socket.inet_aton(OTHER) + announcement(own)[32:],
+        "dad": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free("2001:db8::99"),
+        "dad-own": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + is_free(link_local(own)),
+        "mld": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins(link_local(own)),
+        "mld-early": b"\x33\x33\0\0\0\x16" + own + b"\x86\xdd" + joins("::"),
+        "ra": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local(own), "ff02::1",
                                                           b"\x86\0\0\0\x40\0\7\x08" + b"\0" * 8),
-        "advert": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local, "ff02::1",
+        "advert": b"\x33\x33\0\0\0\1" + own + b"\x86\xdd" + ip6(link_local(own), "ff02::1",
                                                               b"\x88\0\0\0\x20\0\0\0" + advert + b"\2\1" + own),
         "ip6": victim + own + b"\x86\xdd" + ip6("2001:db8::99", "2001:db8::6", b"\x80\0\0\0\0\0\0\0"),
         "vlan": victim + own + b"\x81\0\0\5\x08\0" + ip(OTHER, VICTIM, 1, ping),
@@ -95,6 +120,13 @@ def put(data: bytes) -> None:
         raw.send(data)
 
 
+def flood(count: int, data: bytes) -> None:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+        raw.bind(("eth0", 0))
+        for _ in range(count):
+            raw.send(data)
+
+
 def announce(own: bytes) -> None:
     """As often as QEMU: a bridge may not forward yet what is sent right after a link came up."""
     put(announcement(own))
@@ -121,6 +153,9 @@ def main(words: list[str]) -> None:
     match words:
         case ["forge", kind, own, victim]:
             put(frame(kind, *(bytes.fromhex(text.replace(":", "")) for text in (own, victim))))
+        case ["flood", count, kind, own]:
+            octets = bytes.fromhex(own.replace(":", ""))
+            flood(int(count), frame(kind, octets, octets))
         case ["announce", own]:
             announce(bytes.fromhex(own.replace(":", "")))
         case ["sneak", port, target, source]:

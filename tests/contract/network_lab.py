@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from compute_api.metadata.proxy_headers import host_key
 from deploy.machine import FOR_HOSTS
 from deploy.standalone.network.host.names import Names
 from tests import waiting
@@ -101,6 +102,19 @@ class Guest:
         return reaches(self.space, address)
 
 
+def limited(capabilities: frozenset[str]) -> list[str]:
+    """What stands before a command that shall have these capabilities and no other."""
+    return ["setpriv", "--no-new-privs", "--inh-caps=-all",
+            f"--bounding-set=-all{''.join(f',+{one}' for one in sorted(capabilities))}"]
+
+
+def of_unit() -> frozenset[str]:
+    """The capabilities that the helper's unit gives it."""
+    unit = (REPOSITORY / "deploy/systemd/kilonova-network-helper.service").read_text()
+    [line] = [line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    return frozenset(one.removeprefix("CAP_").lower() for one in line.partition("=")[2].split())
+
+
 @dataclass
 class Machine:
     """A host: its namespace and its host part."""
@@ -112,17 +126,28 @@ class Machine:
     address: str
     gateway: bool = False
     process: subprocess.Popen[bytes] | None = None
+    #: The capabilities of a helper that does what takes root, for a host part that has none; None: one process.
+    apart: frozenset[str] | None = None
+    helper: subprocess.Popen[bytes] | None = None
 
     def start(self, url: str = "") -> None:
         url = url or self.lab.service.url
+        here = [sys.executable, "-m", "deploy.standalone.network.host"]
+        place = ["--tunnel-address", self.address, *(["--external-gateway"] if self.gateway else [])]
+        serving = ["serve", "--host", self.name, "--url", url, "--check-seconds", "3", "--key-file",
+                   str(self.folder / "secret"), "--metadata-url", self.lab.service.url, *place]
+        if self.apart is None:
+            self.process = self._run([*here, *serving, *self.where()])
+            return
+        door = self.folder / "socket"
+        self.helper = self._run([*limited(self.apart), *here, "help", "--user", "root", "--socket", str(door), *place,
+                                 *self.where()])
+        await_true(door.is_socket, "the helper does not listen")
+        self.process = self._run([*limited(frozenset()), *here, *serving, "--helper", str(door)])
+
+    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.standalone.network.host", "serve", "--host", self.name,
-                 "--url", url, "--auth-url", f"{url}/v3", "--check-seconds", "3",
-                 "--password-file", str(self.folder / "secret"), "--tunnel-address", self.address,
-                 "--metadata-url", self.lab.service.url, "--metadata-secret-file", str(self.folder / "secret"),
-                 *self.where(), *(["--external-gateway"] if self.gateway else [])],
-                cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def where(self) -> list[str]:
         return ["--state", str(self.folder / "state"), "--netns", f"/run/netns/{self.space}"]
@@ -132,6 +157,11 @@ class Machine:
             self.process.send_signal(number)
             self.process.wait(10)
             self.process = None
+        if self.helper is not None:
+            self.helper.kill()
+            self.helper.wait(10)
+            self.helper = None
+            (self.folder / "socket").unlink()
 
     def clean(self) -> None:
         run(sys.executable, "-m", "deploy.standalone.network.host", "clean", *self.where())
@@ -161,6 +191,7 @@ class Lab:
     guests: list[Guest] = field(default_factory=list)
     revision: int = 0
     mark: str = "nh"
+    elsewhere: str = "192.168.99.254"       # on the wire, and no host
 
     def space(self, name: str) -> str:
         """The name of a namespace; several runs may go on at once."""
@@ -170,12 +201,14 @@ class Lab:
         wire = self.space("wire")
         run("ip", "netns", "add", wire)
         run("ip", "link", "add", "wire", "type", "bridge", space=wire)
+        run("ip", "addr", "add", f"{self.elsewhere}/24", "dev", "wire", space=wire)
         run("ip", "link", "set", "wire", "up", space=wire)
         for number, name in enumerate(names, 1):
             folder = self.folder / name
             folder.mkdir()
-            (folder / "secret").write_text(f"{SECRET}\n")
+            (folder / "secret").write_text(f"{host_key(SECRET, name)}\n")
             machine = Machine(self, name, self.space(name), folder, f"192.168.99.{number}", gateway=number == 1)
+            machine.apart = of_unit() if name == "x2" else None
             run("ip", "netns", "add", machine.space)
             run("ip", "link", "set", "lo", "up", space=machine.space)
             run("ip", "link", "add", f"w{number}", "netns", wire, "type", "veth", "peer", "name", "eth0", "netns",
@@ -302,7 +335,7 @@ def rule(direction: str, version: int = 4, **more: Any) -> dict[str, Any]:
             "port_max": None, "remote_prefix": None, "remote_group": None, **more}
 
 
-NEEDED = ("ip", "bridge", "nft", "dnsmasq", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
+NEEDED = ("ip", "nft", "dnsmasq", "dhcp_release", "conntrack", "nsenter", "busybox", "ping", "tcpdump", "ss")
 
 
 def demand_networks() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network, identity and metadata services as a host part of the network sees them, played over HTTP.
+"""The network and metadata services as a host part of the network sees them, played over HTTP.
 
 What the lab tells each host is in ``told``; what came back is in ``acknowledged`` and ``asked_metadata``.
 """
@@ -65,12 +65,7 @@ class Service:
 
     def post(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers["Content-Length"]))
-        if not request.path.endswith("/auth/tokens"):
-            return self._metadata(request, body)
-        token = {"token": {"methods": ["password"], "expires_at": "2999-01-01T00:00:00.000000Z", "catalog": [],
-                           "issued_at": "2026-01-01T00:00:00.000000Z", "user": {"id": "k", "name": "kilonova",
-                           "domain": {"id": "default", "name": "Default"}}, "audit_ids": ["x"]}}
-        return self._answer(request, 201, json.dumps(token).encode(), {"X-Subject-Token": "token"})
+        return self._metadata(request, body)
 
     def put(self, request: BaseHTTPRequestHandler) -> None:
         said = json.loads(request.rfile.read(int(request.headers["Content-Length"])))

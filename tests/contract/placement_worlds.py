@@ -15,8 +15,9 @@ from typing import Any
 import sqlalchemy as sa
 from gabbi.fixture import GabbiFixture
 
-from common.store import allocations, inventories, providers, resource_classes, schema, traits
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.placement import allocations, inventories, providers, resource_classes, traits
 
 SHARES = "MISC_SHARES_VIA_AGGREGATE"
 GENERATED = ("RP_UUID", "RP_NAME", "RP_UUID1", "RP_NAME1", "RP_UUID2", "RP_NAME2", "PROJECT_ID", "ADMIN_PROJECT_ID",

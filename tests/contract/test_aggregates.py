@@ -14,14 +14,17 @@ from sqlalchemy.exc import NoResultFound
 
 from common import errors, ids
 from common.models import HostInventory, ImageRef
-from common.store import aggregates, allocations, doctor, guests, host_images, hosts, schema, services, zones
+from common.store import doctor, schema
 from common.store.engine import Store
+from common.store.hosts import aggregates, cached_images, host_images, hosts, services, zones
+from common.store.placement import allocations
+from common.store.servers import guests
 
 ROUNDS = 8
 
 
 def new_host(store: Store, name: str) -> None:
-    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, 10, 10240, 1000)))
+    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory("memory", 1, name, 10, 10240, 1000)))
 
 
 def make(store: Store, name: str, zone: str | None, *members: str) -> int:
@@ -51,9 +54,9 @@ def place(store: Store, host: str, zone: str | None = None) -> Callable[[], None
     server = ids.new()
 
     def work(tx: Any) -> None:
-        wish = allocations.Wish(server, "p", "u", {"VCPU": 1}, [host], zone=zone)
-        allocations.claim(tx, [wish])
-        if wish.host is None:
+        request = allocations.ClaimRequest(server, "p", "u", {"VCPU": 1}, [host], zone=zone)
+        allocations.claim(tx, [request])
+        if request.host is None:
             raise errors.Conflict("No valid host was found.")
         guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
     return lambda: store.write(work)
@@ -149,18 +152,18 @@ def test_a_host_that_is_removed_while_a_server_is_placed_on_it(store: Store) -> 
     assert {*rows.values(), stock} == {kept}
 
 
-def test_a_host_that_is_removed_while_it_says_hello_is_there_whole_or_not_at_all(store: Store) -> None:
+def test_a_host_that_is_removed_while_it_registers_is_there_whole_or_not_at_all(store: Store) -> None:
     for number in range(ROUNDS):
         host = f"h{number}"
         new_host(store, host)
         [service] = store.read(lambda tx, host=host: services.list_all(tx, host))
 
-        def hello(host: str = host) -> None:
+        def registration(host: str = host) -> None:
             try:
                 new_host(store, host)
-            except NoResultFound:       # it went in the middle of it: the agent says hello again
+            except NoResultFound:       # it went in the middle of it: the agent registers again
                 new_host(store, host)
-        assert at_once(hello, lambda service=service: store.write(
+        assert at_once(registration, lambda service=service: store.write(
             lambda tx: hosts.remove(tx, service, service.uuid))) == [None, None]
         found = {table.name: store.read(lambda tx, table=table, column=column, host=host: tx.execute(
             sa.select(table).where(column == host)).all()) for table, column in (
@@ -189,12 +192,12 @@ def test_a_host_that_returns_while_it_is_removed_owes_what_it_owed(store: Store)
     new_host(store, "h1")
     server = ids.new()
     store.write(lambda tx: guests.add(tx, [{"server_id": server, "host": "h1", "fence": 1}]))
-    store.write(lambda tx: guests.owe(tx, server, 2))
+    store.write(lambda tx: guests.add_debt(tx, server, 2))
     store.write(lambda tx: services.fence(tx, "h1"))
     [service] = store.read(lambda tx: services.list_all(tx, "h1"))
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
-            hosts.greet(tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000))
+            hosts.open_session(tx, "h1", "boot-2", HostInventory("memory", 1, "h1", 10, 10240, 1000))
             removed = pool.submit(lambda: store.write(lambda tx: hosts.remove(tx, service, service.uuid)))
             with pytest.raises(NotYet):       # it waits for the host; on SQLite to write at all
                 removed.result(timeout=0.5)
@@ -230,17 +233,17 @@ def test_images_to_fetch_ahead_are_told_by_one_conductor_and_kept_until_they_are
     assert at_once(*[lambda: taken.append(store.write(lambda tx: host_images.take(tx, rows)))] * 4) == [None] * 4
     assert sorted((host, len(told)) for one in taken for host, told in one.items()) == [("h1", 3), ("h2", 3)]
     assert store.read(lambda tx: host_images.due(tx, 100)) == []
-    store.write(lambda tx: host_images.told(tx, "h1", {
+    store.write(lambda tx: host_images.record(tx, "h1", {
         images[0].id: "", images[1].id: "no \x00 room \U0001f4a5", ids.new(): "never asked"}))
     with store.begin() as tx:
         tx.execute(sa.update(schema.host_images).values(sent_at=schema.host_images.c.sent_at - host_images.PAUSE))
     due = store.read(lambda tx: host_images.due(tx, 100))
     assert {(row.host, row.image_id) for row in due} == {(row.host, row.image_id) for row in rows} - {
         ("h1", images[0].id)}
-    assert not store.read(host_images.has_late)
+    assert not store.read(cached_images.is_something_over)
     with store.begin() as tx:
         tx.execute(sa.update(schema.host_images).where(schema.host_images.c.host == "h1").values(asked_at=0))
-    assert store.read(host_images.has_late)
+    assert store.read(cached_images.is_something_over)
     assert {(row.host, row.error) for row in store.write(host_images.give_up)} == {
         ("h1", "no  room \U0001f4a5"), ("h1", None)}
     assert len(store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,12 +17,16 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.connection import Connection
 
 from common import broker_identities, errors
-from common.broker_identities import exchange, host_queue
+from common.broker_identities import API, CONDUCTOR, CONSOLE, SCHEDULER, answers_queue, exchange, host_queue
 from common.models import Heartbeat, HeartbeatAnswer
+from common.notifications.messages import Message
 from common.rpc import agent, conductor
+from common.rpc.notifier import Notifier
+from common.rpc.transport import Transport
 from deploy.broker import SCRIPTS, USER, Broker, definitions
 from deploy.cli.broker_users import Management
 from deploy.servers import Servers, free_ports
+from tests.broker_attempts import attempts
 from tests.contract.test_host_link import World
 from tests.contract.test_rpc import Told
 from tests.waiting import await_true
@@ -57,44 +62,13 @@ def test_a_host_does_its_work_with_what_it_may(world: World, broker: Broker) -> 
     told, here = Told(HeartbeatAnswer(True)), Told({"x": 1})
     control = world.listening(told)
     link = world.serving("h1", here, broker.host_url("h1"))
-    assert conductor.Client(link).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
-    assert agent.Client(control).query("h1", "v", {}) == {"x": 1}
-    assert agent.Client(control).do("h1", [], None)
+    assert conductor.ConductorClient(link).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
+    assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
+    assert agent.AgentClient(control).do("h1", [], None)
     assert here.wait_for(2)
 
 
-def consume(queue: str) -> Callable[[Any], Any]:
-    return lambda channel: channel.basic_consume(queue, no_ack=True)
-
-
-def publish(where: str, key: str) -> Callable[[Any], Any]:
-    def attempt(channel: Any) -> None:
-        channel.basic_publish(channel.prepare_message(b"x", content_encoding="binary"), exchange=where, routing_key=key)
-        channel.queue_declare(host_queue(PREFIX, "h1"), passive=True)       # what was refused is said before the answer
-    return attempt
-
-
-#: What a thief of h1 tries.
-ATTEMPTS: dict[str, Callable[[Any], Any]] = {
-    "read another host's queue": consume(host_queue(PREFIX, "h2")),
-    "read what hosts report": consume(f"{PREFIX}-reports"),
-    "take the next of another host's messages": lambda channel: channel.basic_get(host_queue(PREFIX, "h2")),
-    "make another host's queue": lambda channel: channel.queue_declare(host_queue(PREFIX, "h2"), durable=True),
-    "remove another host's queue": lambda channel: channel.queue_delete(host_queue(PREFIX, "h2")),
-    "empty another host's queue": lambda channel: channel.queue_purge(host_queue(PREFIX, "h2")),
-    "hear what others say": lambda channel: channel.queue_bind(host_queue(PREFIX, "h1"), exchange(PREFIX), "#"),
-    "remove the hosts' exchange": lambda channel: channel.exchange_delete(exchange(PREFIX)),
-    "make an exchange": lambda channel: channel.exchange_declare("mine", "topic"),
-    "make a queue": lambda channel: channel.queue_declare("mine"),
-    "make a queue of any name": lambda channel: channel.queue_declare(""),
-    "write into another host's queue": publish("", host_queue(PREFIX, "h2")),
-    "write into a queue of the control plane": publish("", f"{PREFIX}-reports"),
-    "report in another host's name": publish(exchange(PREFIX), "reports.h2"),
-    "report in a name that begins like another's": publish(exchange(PREFIX), "reports.h1.h2"),
-    "beat in another host's name": publish(exchange(PREFIX), "heartbeats.h2"),
-    "ring at the conductors'": publish("kilonova", "kilonova-conductor"),
-    "answer in another host's name": publish(exchange(PREFIX), f"answers.{'0' * 32}.h2"),
-    "write to RabbitMQ's own exchange": publish("amq.topic", "x")}
+ATTEMPTS = attempts("h1", "h2")
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
@@ -103,9 +77,104 @@ def test_a_stolen_host_is_refused_all_else(world: World, broker: Broker, attempt
     world.serving("h1", Told(), broker.host_url("h1"))
     world.serving("h2", Told(), broker.host_url("h2"))
     with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
-        admin.default_channel.exchange_declare("kilonova", "topic", durable=True, auto_delete=False)
+        admin.default_channel.exchange_declare("kilonova", "topic", durable=False, auto_delete=False)
     with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as stolen, pytest.raises(AccessRefused):
         ATTEMPTS[attempt](stolen.channel())
+
+
+# --- roles of the control plane ---
+@pytest.fixture(scope="module")
+def roles(broker: Broker) -> Iterator[dict[str, Any]]:
+    """All that processes of the control plane say to each other and to hosts, each in its own name."""
+    world = World(broker.url)
+    world.prefix = PREFIX
+    told, here, conf = Told(HeartbeatAnswer(True)), Told({"x": 1}), world.conf
+    conductor_link = world.control(broker.role_url(CONDUCTOR))
+    conductor.listen(conductor_link, told)
+    assert conductor_link._listening().is_ready.wait(5)
+    link = world.serving("h1", here, broker.host_url("h1"))
+    opened = {role: Transport(conf, broker.role_url(role), role) for role in (API, CONDUCTOR, SCHEDULER)}
+    woken = threading.Event()
+    opened[CONDUCTOR].serve("kilonova-conductor", "h/1", {"wake": woken.set})
+    opened[SCHEDULER].serve("kilonova-scheduler", "h/1", {"select": lambda: "chosen"})
+    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+        admin.default_channel.exchange_declare("nova", "topic", auto_delete=False, durable=False)
+    yield {"world": world, "link": link, "here": here, "rung": woken, "transports": opened}
+    for transport in opened.values():
+        transport.close()
+    world.close()
+
+
+def test_each_role_does_its_work_with_what_it_may(roles: dict[str, Any], broker: Broker) -> None:
+    world, opened = roles["world"], roles["transports"]
+    assert conductor.ConductorClient(roles["link"]).heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True)
+    assert opened[API].cast("kilonova-conductor", "wake") and roles["rung"].wait(5)
+    roles["rung"].clear()
+    assert opened[CONDUCTOR].cast("kilonova-conductor", "wake", server="h/1") and roles["rung"].wait(5)
+    assert opened[CONDUCTOR].call("kilonova-scheduler", "select") == "chosen"
+    for role in (API, CONSOLE, CONDUCTOR):
+        world.role = role
+        assert agent.AgentClient(world.control(broker.role_url(role))).query("h1", "v", {}) == {"x": 1}
+    told = Notifier(world.conf, broker.role_url(CONDUCTOR))
+    told.send(Message(False, "compute:h1", "compute.instance.create.end", {}))
+    told.close()
+
+
+def heard(where: str, key: str) -> Callable[[Any, str], Any]:
+    """A queue of one's own is bound."""
+    def attempt(channel: Any, role: str) -> None:
+        own = f"kilonova-{SCHEDULER}.mine" if role == SCHEDULER else answers_queue(PREFIX, role, "a" * 32)
+        channel.queue_declare(own, auto_delete=True)
+        channel.queue_bind(own, where, key)
+    return attempt
+
+
+def said(where: str, key: str) -> Callable[[Any, str], Any]:
+    def attempt(channel: Any, role: str) -> None:
+        channel.basic_publish(channel.prepare_message(b"x", content_encoding="binary"), exchange=where, routing_key=key)
+        channel.exchange_declare(where, "topic", passive=True)       # what was refused is said before the answer
+    return attempt
+
+
+def read(queue: str) -> Callable[[Any, str], Any]:
+    return lambda channel, role: channel.basic_consume(queue, no_ack=True)
+
+
+THIEVES = (API, CONSOLE, SCHEDULER)
+OTHERS = (f"{PREFIX}-answers-conductor.{'0' * 32}", f"reply_{PREFIX}-conductor_{'0' * 32}")
+#: What a thief of API, console service or scheduler tries: which of them, what.
+ROLE_ATTEMPTS: dict[str, tuple[tuple[str, ...], Callable[[Any, str], Any]]] = {
+    "read a host's queue": (THIEVES, read(host_queue(PREFIX, "h1"))),
+    "read what hosts report": (THIEVES, read(f"{PREFIX}-reports")),
+    "read what wakes conductors": (THIEVES, read("kilonova-conductor")),
+    "take what wakes one conductor": (THIEVES, lambda channel, role: channel.basic_get("kilonova-conductor.h/1")),
+    "empty the conductors' queue": (THIEVES, lambda channel, role: channel.queue_purge("kilonova-conductor")),
+    "remove a host's queue": (THIEVES, lambda channel, role: channel.queue_delete(host_queue(PREFIX, "h1"))),
+    "remove the hosts' exchange": (THIEVES, lambda channel, role: channel.exchange_delete(exchange(PREFIX))),
+    "report in a host's name": (THIEVES, said(exchange(PREFIX), "reports.h1")),
+    "answer in a host's name": (THIEVES, said(exchange(PREFIX), f"answers.{'0' * 32}.h1")),
+    "read a conductor's answers": (THIEVES, read(OTHERS[0])),
+    "read a conductor's replies": (THIEVES, read(OTHERS[1])),
+    "make a queue of any name": (THIEVES, lambda channel, role: channel.queue_declare("")),
+    "hear what wakes conductors": (THIEVES, heard("kilonova", "kilonova-conductor")),
+    "hear what hosts report": (THIEVES, heard(exchange(PREFIX), "reports.#")),
+    "hear all answers": (THIEVES, heard(exchange(PREFIX), "answers.#")),
+    "read what schedulers are asked": ((API, CONSOLE), read("kilonova-scheduler")),
+    "ask schedulers": (THIEVES, said("kilonova", "kilonova-scheduler")),
+    "wake conductors": ((CONSOLE, SCHEDULER), said("kilonova", "kilonova-conductor")),
+    "tell notifications": (THIEVES, said("nova", "notifications.info"))}
+
+
+@pytest.mark.parametrize("attempt", ROLE_ATTEMPTS)
+def test_a_stolen_role_is_refused_what_is_not_its_own(roles, broker: Broker, attempt: str) -> None:
+    thieves, tries = ROLE_ATTEMPTS[attempt]
+    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+        for name in OTHERS:
+            admin.default_channel.queue_declare(name, auto_delete=True)
+        for role in thieves:
+            url = broker.role_url(role).replace("rabbit://", "amqp://")
+            with Connection(url) as stolen, pytest.raises(AccessRefused):
+                tries(stolen.channel(), role)
 
 
 def run(broker: Broker, *arguments: str) -> None:

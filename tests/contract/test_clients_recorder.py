@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy that counts what services answer to the clients' suites: it changes nothing, and misses no fault."""
+"""The proxy that counts what services answer to the clients' suites: it changes nothing, and misses no fault and no
+answer of the compute service that Nova would not have given."""
 from __future__ import annotations
 
 import socket
@@ -12,10 +13,11 @@ import pytest
 import requests
 
 from tests.clients.recorder import Recorder
+from tests.nova import schemas
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers the status that its path ends with, and what it was sent."""
+    """Answers the status that its path ends with, or that a header names, and what it was sent."""
 
     protocol_version = "HTTP/1.1"
 
@@ -23,32 +25,35 @@ class Echo(BaseHTTPRequestHandler):
         """Nothing on the terminal."""
 
     def answer(self) -> None:
-        path, _, status = self.path.partition("?")[0].rpartition("/")
+        path, _, last = self.path.partition("?")[0].rpartition("/")
+        status = int(self.headers.get("X-Status", last))
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response_only(int(status))
+        self.send_response_only(status)
         self.send_header("X-Path", path)
         self.send_header("X-Token", self.headers.get("X-Auth-Token", ""))
-        if int(status) != 204:
+        if version := self.headers.get("OpenStack-API-Version"):
+            self.send_header("OpenStack-API-Version", version)
+        if status != 204:
             self.send_header("Content-Length", str(len(body) or 7))
         self.end_headers()
-        if self.command != "HEAD" and int(status) != 204:
+        if self.command != "HEAD" and status != 204:
             self.wfile.write(body or b"nothing")
 
-    do_GET = do_HEAD = do_POST = answer
+    do_GET = do_HEAD = do_POST = do_PUT = answer
 
 
 @pytest.fixture
 def service() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as found:
+def recorder(service: str) -> Iterator[Recorder]:
+    with Recorder(f"{service}/v2.1") as found:
         yield found
 
 
@@ -86,3 +91,36 @@ def test_a_service_that_is_not_there_is_a_fault(client: requests.Session, record
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v3"
         assert client.get(url, timeout=10).status_code == 502
     assert recorder.faults == [f"GET {url}: 502"]
+
+
+META, SPOILT = {"meta": {"200": "green"}}, {"meta": {"200": "green"}, "more": 1}
+
+
+@pytest.fixture
+def nova() -> None:
+    schemas.require()
+
+
+@pytest.mark.usefixtures("nova")
+def test_an_answer_that_nova_gives_is_no_disagreement(service: str, client: requests.Session, recorder: Recorder
+                                                      ) -> None:
+    assert client.get(f"{service}/v2.1/servers/s/metadata/200?x=1", json=META, timeout=10).json() == META
+    tagged = client.put(f"{service}/v2.1/servers/s/tags/201", headers={"OpenStack-API-Version": "compute 2.26"},
+                        timeout=10)
+    assert tagged.status_code == 201, "known to differ"
+    assert client.get(f"{service}/v2.1/servers/s/404", timeout=10).status_code == 404
+    assert client.get(f"{service}/v2.0/networks/200", json=SPOILT, timeout=10).json() == SPOILT, "another service's"
+    assert (recorder.disagreements, recorder.judged) == ([], 2)
+
+
+@pytest.mark.usefixtures("nova")
+def test_each_kind_of_disagreement_is_told_once(service: str, client: requests.Session, recorder: Recorder) -> None:
+    for server in ("s", "t"):
+        client.get(f"{service}/v2.1/servers/{server}/metadata/200", json=SPOILT, timeout=10)
+    action = {"headers": {"X-Status": "202", "OpenStack-API-Version": "compute 2.7"}, "timeout": 10}
+    client.post(f"{service}/v2.1/servers/s/action", json={"os-getVNCConsole": {}}, **action)
+    client.get(f"{service}/v2.1/nothing/200", timeout=10)
+    metadata, version, path = recorder.disagreements
+    assert metadata.startswith("GET /servers/{server_id}/metadata/{id} at 2.1, 200: : ") and "more" in metadata
+    assert version == "POST /servers/{id}/action os-getVNCConsole at 2.7, 202: version: Nova does not serve it"
+    assert path == "GET /v2.1/nothing/200 at 2.1, 200: path: Nova has no such operation"

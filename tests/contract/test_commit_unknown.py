@@ -11,9 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, ids, states
-from common.store import actions, aggregates, console_tokens, flavors, keypairs, providers, schema, server_groups
+from common.store import schema
 from common.store.engine import Store, insert_ignore
-from compute_api.creating import Created, Creator
+from common.store.hosts import aggregates
+from common.store.placement import providers
+from common.store.servers import actions, console_tokens, server_groups
+from common.store.tenants import flavors, keypairs
+from compute_api.compute.creation import Created, Creator
 from tests.contract.test_store import USER, active_server
 from tests.contract.test_store_servers import LIMITS, creation
 from tests.faults import Wire, unanswered
@@ -75,7 +79,7 @@ def test_a_create_with_a_key_is_made_once(store: Store, committed: bool) -> None
     creator, asked = Creator(store, LIMITS), creation(key="k")
     with unanswered(store, committed=committed):
         made = creator.create(asked)
-    assert creator.create(asked) == Created(made.server_id, made.reservation_id, again=True)
+    assert creator.create(asked) == Created(made.server_id, made.reservation_id, repeated=True)
     assert count(store, schema.servers) == 1
 
 

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from common import errors
 from common.clock import SECOND
-from common.store import console_tokens, guests, schema
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.servers import console_tokens, guests
 
 SERVER, OTHER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b12"
 
@@ -76,17 +77,17 @@ def test_an_expired_token_opens_nothing(store: Store) -> None:
 
 
 def move(tx: Any) -> None:
-    guests.owe(tx, SERVER, 4)
+    guests.add_debt(tx, SERVER, 4)
     guests.add(tx, [{"server_id": SERVER, "host": "h2", "fence": 4}])
 
 
 def come_back(tx: Any) -> None:
-    guests.owe(tx, SERVER, 4)
-    guests.pay(tx, [(SERVER, "h1", 4)])
+    guests.add_debt(tx, SERVER, 4)
+    guests.confirm_debts(tx, [(SERVER, "h1", 4)])
     guests.add(tx, [{"server_id": SERVER, "host": "h1", "fence": 5}])
 
 
-@pytest.mark.parametrize("happened", [lambda tx: guests.owe(tx, SERVER, 4), move, come_back],
+@pytest.mark.parametrize("happened", [lambda tx: guests.add_debt(tx, SERVER, 4), move, come_back],
                          ids=["deleted", "moved", "came back"])
 def test_another_guest_needs_another_token(store: Store, happened: Any) -> None:
     token, opened, other = create(store), create(store), create(store, OTHER)
@@ -127,6 +128,18 @@ def test_rows_do_not_pile_up(store: Store) -> None:
 
 
 def test_a_server_without_a_guest_has_no_console(store: Store) -> None:
-    store.write(lambda tx: guests.owe(tx, SERVER, 4))
+    store.write(lambda tx: guests.add_debt(tx, SERVER, 4))
     with pytest.raises(errors.Conflict, match="not ready"):
         create(store)
+
+
+def test_a_token_is_bound_to_one_cookie(store: Store) -> None:
+    token = create(store)
+    found = [store.write(lambda tx, cookie=cookie: console_tokens.bind(tx, token, cookie))
+             for cookie in ("a", "b", "a")]
+    assert found == [True, False, False]
+    assert store.read(lambda tx: console_tokens.find(tx, token)) is None
+    for cookie in ("", "b"):
+        assert store.write(lambda tx, cookie=cookie: console_tokens.use(tx, token, cookie)) is None
+    assert store.write(lambda tx: console_tokens.use(tx, token, "a")).browser == console_tokens.hashed("a")
+    assert not store.write(lambda tx: console_tokens.bind(tx, token, "c"))

@@ -13,9 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors
-from common.store import quotas, schema
-from common.store.engine import Limits, Store, for_update, insert_ignore
-from compute_api.creating import Creator
+from common.store import schema
+from common.store.engine import ConnectionLimits, Store, for_update, insert_ignore
+from common.store.tenants import quotas
+from compute_api.compute.creation import Creator
 from conductor import reports, runner
 from tests.contract.test_store import Realtime
 from tests.contract.test_store_servers import LIMITS, creation
@@ -23,7 +24,7 @@ from tests.faults import Wire
 from tests.waiting import await_true
 from tests.workflows.simulator import Cloud
 
-SHORT = Limits(connect=1, lock=1, statement=2, idle=1)
+SHORT = ConnectionLimits(connect=1, lock=1, statement=2, idle=1)
 #: They wait for seconds, and nothing else tells what they ask.
 pytestmark = pytest.mark.slice("moves")
 SLEEP = {"postgresql": "SELECT pg_sleep(20)", "mysql": "SELECT SLEEP(20) FROM projects"}
@@ -45,7 +46,7 @@ def wire(url: str) -> Iterator[Wire]:
 def stores(url: str) -> Iterator[Callable[..., Store]]:
     made: list[Store] = []
 
-    def make(to: Any = url, limits: Limits = SHORT) -> Store:
+    def make(to: Any = url, limits: ConnectionLimits = SHORT) -> Store:
         made.append(Store(to, limits=limits))
         return made[-1]
     yield make
@@ -99,7 +100,7 @@ def test_a_row_that_is_not_given_in_time_is_asked_for_again(stores: Callable[...
     def work(tx: sa.Connection) -> None:
         runs.append(1)
         lock(tx, "p")
-    with stores(limits=Limits()).begin() as other, ThreadPoolExecutor(1) as pool:
+    with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(1) as pool:
         lock(other, "p")
         waiting = pool.submit(store.write, work)
         with pytest.raises(errors.TooBusy):
@@ -146,7 +147,7 @@ def test_a_held_project_delays_only_its_own_creates(stores: Callable[..., Store]
     for one in posts:
         one.start()
     await_true(lambda: creator.waiting == 2)
-    with stores(limits=Limits()).begin() as other, ThreadPoolExecutor(1) as pool:
+    with stores(limits=ConnectionLimits()).begin() as other, ThreadPoolExecutor(1) as pool:
         quotas.lock(other, "held")
         pool.submit(creator._lead)
         await_true(lambda: store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.project_id))) == "free")
@@ -166,11 +167,11 @@ def test_a_held_server_delays_only_its_own_work(stores: Callable[..., Store]) ->
     for server in (held, free):
         cloud.ask(server, "os-stop")
     syncs = [cloud.hosts[host].agent.request(True, None, None) for host in ("h1", "h2")]
-    with stores(limits=Limits()).begin() as other:
+    with stores(limits=ConnectionLimits()).begin() as other:
         other.execute(for_update(sa.select(schema.servers.c.id).where(schema.servers.c.id == held))).one()
         assert seconds(lambda: runner.advance(cloud.engine)) < 4
         assert [command.server for _, command in cloud.sent if command.verb == "ensure_stopped"] == [free]
         assert all(not isinstance(answer, Exception) for answer in reports.handle(cloud.engine, syncs))
-    cloud.engine.aside.clear()                      # they are looked at again after some seconds
+    cloud.engine.locked_servers.clear()                      # they are looked at again after some seconds
     cloud.settle()
     assert {cloud.show(server).vm_state for server in (held, free)} == {"stopped"}

@@ -6,8 +6,8 @@ import pytest
 
 from common import errors
 from common.host_keys import Generations
-from common.store import host_keys
 from common.store.engine import Store
+from common.store.hosts import host_keys
 
 
 def test_a_host_has_one_first_key(store: Store) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common import config, errors
-from common.broker_identities import HEARTBEATS, REPORTS, exchange, host_queue
+from common.broker_identities import CONDUCTOR, HEARTBEATS, REPORTS, exchange, host_queue
 from common.clock import Clock
 from common.host_keys import AllKeys, Generations, OwnKeys, Purpose, derive
 from common.models import (
@@ -30,6 +30,7 @@ from common.models import (
 from common.rpc import agent, conductor, host_link
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide, pack
+from common.wire import to_wire
 from deploy.servers import free_ports
 from tests.contract.test_rpc import Told, no_answer, seconds
 from tests.faults import Wire
@@ -42,20 +43,23 @@ COMMAND = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"name":
 class World:
     """Both ends, for a test alone. ``generations`` is what the database would say."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, conf: Any = None) -> None:
         self.url, self.prefix = url, f"t{uuid.uuid4().hex[:8]}"
         self.generations = {name: Generations(1) for name in ("h1", "h2", "h3")}
+        self.role = CONDUCTOR
+        self.conf = conf or config.load()
         self._opened: list[Any] = []
 
     def keys(self, secrets: dict[Purpose, str] = SECRETS) -> AllKeys:
         return AllKeys(secrets, lambda: dict(self.generations), Clock(), good_for=0)
 
     def control(self, url: str = "", secrets: dict[Purpose, str] = SECRETS) -> ControlSide:
-        self._opened.append(ControlSide(opener(config.load(), url or self.url), self.keys(secrets), self.prefix))
+        self._opened.append(ControlSide(opener(self.conf, url or self.url), self.keys(secrets), self.prefix,
+                                        self.role))
         return self._opened[-1]
 
     def host(self, name: str = "h1", url: str = "", keys: OwnKeys | None = None) -> HostSide:
-        self._opened.append(HostSide(opener(config.load(), url or self.url), keys or self.keys().for_host(name), name,
+        self._opened.append(HostSide(opener(self.conf, url or self.url), keys or self.keys().for_host(name), name,
                                      self.prefix))
         return self._opened[-1]
 
@@ -75,14 +79,14 @@ class World:
 
     def write(self, exchange: str, key: str, body: bytes) -> None:
         """As somebody with the broker's password does."""
-        with opener(config.load(), self.url)() as connection:
+        with opener(self.conf, self.url)() as connection:
             channel = connection.default_channel
             channel.basic_publish(channel.prepare_message(body, content_encoding="binary"), exchange=exchange,
                                   routing_key=key)
 
     def read(self, queue: str) -> list[bytes]:
         """All that lies in a queue, which is empty then."""
-        with opener(config.load(), self.url)() as connection:
+        with opener(self.conf, self.url)() as connection:
             channel, found = connection.default_channel, []
             while (message := channel.basic_get(queue, no_ack=True)) is not None:
                 found.append(message.body if isinstance(message.body, bytes) else message.body.encode())
@@ -107,7 +111,7 @@ def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
     answer = SyncAnswer(3, ["k"], [COMMAND], {"s": 2}, cookie="d")
     told = Told((answer, Access("http://image", "token")))
     world.listening(told)
-    client = conductor.Client(world.host())
+    client = conductor.ConductorClient(world.host())
     assert client.sync(said, 5) == (answer, Access("http://image", "token"))
     told.answer = (SyncAnswer(0), None)
     assert client.sync(said, 5) == (SyncAnswer(0), None)
@@ -117,7 +121,7 @@ def test_the_exchange_of_agents_arrives_as_it_was_said(world: World) -> None:
 def test_a_heartbeat_arrives_as_it_was_said(world: World) -> None:
     told, said = Told(HeartbeatAnswer(True, "c")), Heartbeat("h1", 3, "domains", "b")
     world.listening(told)
-    client = conductor.Client(world.host())
+    client = conductor.ConductorClient(world.host())
     assert client.heartbeat(said, 5) == HeartbeatAnswer(True, "c")
     told.answer = HeartbeatAnswer(False)
     assert client.heartbeat(said, 5) == HeartbeatAnswer(False)
@@ -128,7 +132,7 @@ def test_commands_reach_the_host_they_are_for(world: World) -> None:
     here, there = Told(), Told()
     world.serving("h1", here)
     world.serving("h2", there)
-    client = agent.Client(world.control())
+    client = agent.AgentClient(world.control())
     assert client.do("h1", [COMMAND, COMMAND], Access("u", "t"))
     assert client.do("h1", [], None)
     assert client.do("h3", [COMMAND], None) is False, "nobody reads for that host"
@@ -142,7 +146,7 @@ def test_images_to_fetch_ahead_reach_their_host(world: World) -> None:
     images = [ImageRef("i", "raw", 7, "sha512", "abc", {"os_type": "linux"}), ImageRef("j")]
     here = Told()
     world.serving("h1", here)
-    client = agent.Client(world.control())
+    client = agent.AgentClient(world.control())
     assert client.cache_images("h1", images, Access("u", "t"))
     assert client.cache_images("h3", images, Access("u", "t")) is False
     assert here.wait_for(1) == [(images, Access("u", "t"))]
@@ -151,7 +155,7 @@ def test_images_to_fetch_ahead_reach_their_host(world: World) -> None:
 def test_a_host_is_asked_and_its_problems_travel(world: World) -> None:
     here = Told({"x": 1})
     world.serving("h1", here)
-    client = agent.Client(world.control())
+    client = agent.AgentClient(world.control())
     assert client.query("h1", "v", {"a": "ü"}) == {"x": 1}
     assert here.told == [("v", {"a": "ü"})]
 
@@ -174,7 +178,7 @@ def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
     both = Told((SyncAnswer(3), None)), Told((SyncAnswer(3), None))
     for told in both:
         world.listening(told)
-    clients = [conductor.Client(world.host(name)) for name in ("h1", "h2")]
+    clients = [conductor.ConductorClient(world.host(name)) for name in ("h1", "h2")]
     for number in range(20):
         clients[number % 2].sync(Sync(f"h{number % 2 + 1}", 3, number=number), 5)
     heard = Counter(said.number for told in both for (said,) in told.told)
@@ -183,7 +187,7 @@ def test_each_report_is_answered_once_by_some_conductor(world: World) -> None:
 
 # --- what is lost is known in time ---
 def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: World) -> None:
-    released, client = threading.Event(), agent.Client(world.control())
+    released, client = threading.Event(), agent.AgentClient(world.control())
     assert seconds(no_answer(lambda: client.query("h3", "v", {}, timeout=1))) < 2
 
     class Slow(Told):
@@ -193,7 +197,7 @@ def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: Worl
     world.serving("h1", Slow())
     assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2
     released.set()
-    asking = conductor.Client(world.host("h2"))
+    asking = conductor.ConductorClient(world.host("h2"))
     assert seconds(no_answer(lambda: asking.sync(Sync("h2", 3), 1))) < 2
     assert asking.heartbeat(Heartbeat("h2", 3), 0.5) is None
 
@@ -201,11 +205,11 @@ def test_a_silent_host_and_a_silent_conductor_are_unanswered_in_time(world: Worl
 def test_with_the_broker_unreachable_all_ends_in_time(world: World) -> None:
     nowhere = f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/"
     control, host = world.control(nowhere), world.host("h1", nowhere)
-    client = agent.Client(control)
+    client = agent.AgentClient(control)
     assert seconds(lambda: client.do("h1", [], None)) < 2
     assert client.do("h1", [], None) is False
     assert seconds(no_answer(lambda: client.query("h1", "v", {}, timeout=1))) < 2.5
-    assert seconds(no_answer(lambda: conductor.Client(host).sync(Sync("h1", 3), 1))) < 2.5
+    assert seconds(no_answer(lambda: conductor.ConductorClient(host).sync(Sync("h1", 3), 1))) < 2.5
     assert seconds(lambda: (control.close(), host.close())) < 8
 
 
@@ -215,7 +219,7 @@ def test_a_connection_that_is_cut_is_made_again(world: World, cut: str) -> None:
     through = wire.url.render_as_string(hide_password=False)
     told = Told(HeartbeatAnswer(True))
     world.listening(told, through if cut == "the conductor's" else "")
-    client = conductor.Client(world.host("h1", through if cut == "the host's" else ""))
+    client = conductor.ConductorClient(world.host("h1", through if cut == "the host's" else ""))
     beat = Heartbeat("h1", 3)
     await_true(lambda: client.heartbeat(beat, 1))
     wire.cut()
@@ -239,7 +243,7 @@ def test_what_has_waited_for_long_is_not_taken_in(world: World, monkeypatch: pyt
             released.wait(30)
             return SyncAnswer(3), None
     world.listening(Hanging())
-    client = conductor.Client(world.host())
+    client = conductor.ConductorClient(world.host())
     for number in range(1, 6):
         no_answer(lambda number=number: client.sync(Sync("h1", 3, number=number), 0.4))()
     released.set()
@@ -254,7 +258,7 @@ def test_a_host_that_hangs_in_questions_takes_commands(world: World) -> None:
         def query(self, verb: str, arguments: dict[str, Any]) -> Any:
             released.wait(30)
             return {}
-    here, client = Hanging(), agent.Client(world.control())
+    here, client = Hanging(), agent.AgentClient(world.control())
     world.serving("h1", here)
     asking = [threading.Thread(target=client.query, args=("h1", "v", {})) for _ in range(20)]
     for thread in asking:
@@ -271,7 +275,7 @@ def test_nothing_of_what_is_said_can_be_read_at_the_broker(world: World) -> None
     link = world.serving("h1", Told())
     link._listener.close()  # type: ignore[union-attr]  # its messages stay in its queue
     secret = Command("a", "build", 1, "s", 2, 3, "ensure_guest", {"guest": {"admin_pass": "S3CRET"}})
-    assert agent.Client(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
+    assert agent.AgentClient(world.control()).do("h1", [secret], Access("http://image", "T0KEN"))
     found = world.read(host_queue(world.prefix, "h1"))
     assert len(found) == 1 and b"S3CRET" not in found[0] and b"T0KEN" not in found[0]
     assert json.loads(found[0].partition(b"\n")[0])["host"] == "h1"
@@ -313,22 +317,37 @@ def test_what_is_no_message_of_ours_holds_up_nothing(world: World) -> None:
         world.write("", host_queue(world.prefix, "h1"), body)
         world.write(exchange(world.prefix), f"{REPORTS}.h1", body)
         world.write(exchange(world.prefix), f"{HEARTBEATS}.h1", body)
-    assert agent.Client(control).query("h1", "v", {}) == {}
-    assert conductor.Client(world.host("h2")).sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
+    assert agent.AgentClient(control).query("h1", "v", {}) == {}
+    assert conductor.ConductorClient(world.host("h2")).sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
     assert (link.refusals.counted["h1"], here.told) == (len(bad), [("v", {})])
     assert told.told == [(Sync("h2", 3),)]
+
+
+def test_a_command_that_cannot_be_read_holds_up_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither in a message of its own nor in the answer to a report."""
+    here, kept = Told({}), to_wire(COMMAND)
+    world.serving("h1", here)
+    secret = {**kept, "args": {"secret": "5ecret"}}
+    odd: list[Any] = [{name: secret[name] for name in secret.keys() - {missing}} for missing in ("fence", "verb")]
+    odd += [7, [], None]
+    control = world.control()
+    assert control.cast("h1", "do", Purpose.COMMAND, {"commands": [*odd, kept], "access": None})
+    assert here.wait_for(1) == [([COMMAND], None)]
+    answer = {**to_wire(SyncAnswer(3, ["k"])), "commands": [*odd, kept]}
+    assert conductor.read_answer(answer) == SyncAnswer(3, ["k"], [COMMAND])
+    assert caplog.text.count("cannot be read") == 2 * len(odd) and "5ecret" not in caplog.text
 
 
 def test_a_host_speaks_for_itself_alone(world: World) -> None:
     """Neither in another's name under its own key, nor under a name that it made up."""
     told = Told((SyncAnswer(3), None))
     control = world.listening(told)
-    stolen = conductor.Client(world.host("h1"))
+    stolen = conductor.ConductorClient(world.host("h1"))
     assert seconds(no_answer(lambda: stolen.sync(Sync("h2", 3), 1))) < 2
     assert stolen.heartbeat(Heartbeat("h2", 3), 0.5) is None
     own = world.keys().for_host("h1")
     lying = world.host("h2", keys=OwnKeys("h2", 1, own.secrets))
-    no_answer(lambda: conductor.Client(lying).sync(Sync("h2", 3), 1))()
+    no_answer(lambda: conductor.ConductorClient(lying).sync(Sync("h2", 3), 1))()
     assert told.told == []
     assert control.refusals.counted == {"h1": 2, "h2": 1}
 
@@ -339,7 +358,7 @@ def test_an_answer_of_another_host_is_none(world: World) -> None:
     control = world.control()
     header, _ = pack(control._keys.newest("h2", Purpose.QUERY), "query", {}, answer_to=control._name)
     future = control._questions.put(header)
-    assert agent.Client(control).query("h1", "v", {}) == {"x": 1}
+    assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
     forged = pack(derive("everybody's", "h1", 1, Purpose.QUERY), "answer", {"result": "forged"}, header.id)[1]
     world.write(exchange(world.prefix), f"answers.{control._name}.h1", forged)
     await_true(lambda: control.refusals.counted["h1"] == 1)
@@ -350,9 +369,9 @@ def test_a_host_whose_key_was_taken_away_is_not_heard(world: World) -> None:
     told = Told((SyncAnswer(3), None))
     world.listening(told)
     link = world.host("h1")
-    client = conductor.Client(link)
+    client = conductor.ConductorClient(link)
     assert client.sync(Sync("h1", 3), 5)[0].session == 3
     world.generations["h1"] = Generations(2)
     assert seconds(no_answer(lambda: client.sync(Sync("h1", 3), 1))) < 2
     link.close()
-    assert conductor.Client(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, "with its new key it is"
+    assert conductor.ConductorClient(world.host("h1")).sync(Sync("h1", 3), 5)[0].session == 3, "with its new key it is"

@@ -10,17 +10,20 @@ import pytest
 import sqlalchemy as sa
 
 from common.clock import Clock
-from common.models import Cell, Device, HostInventory, RequestSpec
-from common.store import aggregates, allocations, guests, host_states, hosts, schema, server_groups, services
+from common.models import Device, HostInventory, NumaNode, RequestSpec
+from common.store import schema
 from common.store.engine import Connection, Store, now
-from scheduler.hosts import Hosts, Wants
+from common.store.hosts import aggregates, hosts, services
+from common.store.placement import allocations, host_states
+from common.store.servers import guests, server_groups
+from scheduler.hosts import Hosts, ReadOptions
 from scheduler.snapshot import Snapshot
 
 GPU = Device("0000:81:00.0", "10de", "1db4")
 
 
 def new_host(store: Store, name: str, **more: object) -> None:
-    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
+    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
         "QEMU", 7002000, name, 10, 10240, 1000, traits=["HW_CPU_X86_SSE", "CUSTOM_B", "CUSTOM_A"],
         cpu_info={"arch": "x86_64", "model": "å☃"}, facts={"supported_instances": [["x86_64", "kvm", "hvm"]]},
         ratios={"VCPU": 1.5}, **more)))      # type: ignore[arg-type]
@@ -29,7 +32,7 @@ def new_host(store: Store, name: str, **more: object) -> None:
 @pytest.fixture
 def look(store: Store) -> Callable[..., Snapshot]:
     """Read what changed, with what a request names."""
-    known = Hosts(store, Clock(), Wants(metrics=True, images=True))
+    known = Hosts(store, Clock(), ReadOptions(metrics=True, images=True))
 
     def read(*specs: RequestSpec) -> Snapshot:
         known.refresh(at_once=True)
@@ -38,14 +41,14 @@ def look(store: Store) -> Callable[..., Snapshot]:
 
 
 def claim(tx: Connection, server: str, host: str, **amounts: int) -> None:
-    wish = allocations.Wish(server, "p", "u", amounts, [host])
-    allocations.claim(tx, [wish])
-    assert wish.host == host
+    request = allocations.ClaimRequest(server, "p", "u", amounts, [host])
+    allocations.claim(tx, [request])
+    assert request.host == host
 
 
 def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot]) -> None:
     assert look().names == []
-    new_host(store, "a", cells=[Cell(0, cpus=[0, 1], memory_mb=512)], devices=[GPU], reserved_memory_mb=240)
+    new_host(store, "a", numa_nodes=[NumaNode(0, cpus=[0, 1], memory_mb=512)], devices=[GPU], reserved_memory_mb=240)
     new_host(store, "b")
     found = look()
     assert found.names == ["a", "b"] and found.served.all() and found.up.all() and not found.disabled.any()
@@ -55,7 +58,7 @@ def test_all_that_is_known_of_hosts(store: Store, look: Callable[..., Snapshot])
     assert found.facts[found.kinds[1]] == {
         "hypervisor_type": "QEMU", "hypervisor_version": 7002000, "cpu_info": {"arch": "x86_64", "model": "å☃"},
         "supported_instances": [["x86_64", "kvm", "hvm"]]}
-    assert list(found.parts) == [0] and found.parts[0].cells[0].cpus == [0, 1] and found.devices.tolist() == [1, 0]
+    assert list(found.parts) == [0] and found.parts[0].numa_nodes[0].cpus == [0, 1] and found.devices.tolist() == [1, 0]
 
 
 def test_each_change_is_seen_by_those_who_read_what_changed(store: Store, look: Callable[..., Snapshot]) -> None:

@@ -11,10 +11,10 @@ import openstack
 import pytest
 
 from common import config, errors
-from common.clients.identity import Identity
-from common.clients.image import Client
-from conductor.image_service import ImageService
-from deploy.standalone.trial import Cloud, running
+from common.clients.identity import IdentityClient
+from common.clients.image import ImageClient
+from conductor.service_clients import ImageService
+from tests.standalone import Cloud, running
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def kilonova(cloud: Cloud) -> Any:
 
 
 @pytest.fixture
-def client(kilonova: Any) -> Client:
-    return Client(kilonova.session.get_endpoint(service_type="image"), cache_seconds=0)
+def client(kilonova: Any) -> ImageClient:
+    return ImageClient(kilonova.session.get_endpoint(service_type="image"), cache_seconds=0)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def record(**more: Any) -> dict[str, Any]:
             "instance_uuid": "i", "image_type": "backup", **more}
 
 
-def test_a_snapshot_from_its_record_to_its_end(client: Client, token: str) -> None:
+def test_a_snapshot_from_its_record_to_its_end(client: ImageClient, token: str) -> None:
     made = record()
     client.create(made, token)
     client.create(made, token)
@@ -68,7 +68,7 @@ def test_a_snapshot_from_its_record_to_its_end(client: Client, token: str) -> No
         client.upload(made["id"], token, [b"x"])
 
 
-def test_backups_are_found_newest_first(client: Client, token: str) -> None:
+def test_backups_are_found_newest_first(client: ImageClient, token: str) -> None:
     server = str(uuid.uuid4())
     ids = []
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_backups_are_found_newest_first(client: Client, token: str) -> None:
     assert client.find(filters, token) == []
 
 
-def test_properties_are_set_and_taken_out(client: Client, token: str) -> None:
+def test_properties_are_set_and_taken_out(client: ImageClient, token: str) -> None:
     made = record(old="1", **{"a/b~c": "2"})
     client.create(made, token)
     client.change(made["id"], {"old": None, "a/b~c": "3", "new": "4"}, token)
@@ -103,14 +103,14 @@ def test_properties_are_set_and_taken_out(client: Client, token: str) -> None:
         client.page({"limit": "x"}, token)
 
 
-def test_what_it_refuses(client: Client, token: str) -> None:
+def test_what_it_refuses(client: ImageClient, token: str) -> None:
     with pytest.raises(errors.BadRequest):
         client.create(record(disk_format="papyrus"), token)
     with pytest.raises(errors.Unauthorized):
         client.create(record(), "no such token")
 
 
-def test_an_upload_that_breaks_off_leaves_no_data(client: Client, token: str) -> None:
+def test_an_upload_that_breaks_off_leaves_no_data(client: ImageClient, token: str) -> None:
     class Cancelled(Exception):
         """What a verb that is cancelled raises."""
 
@@ -130,7 +130,7 @@ def test_the_conductor_finds_the_service_and_its_token_by_itself(cloud: Cloud, t
     conf = tmp_path / "kilonova.conf"
     conf.write_text(f"[identity]\nauth_url = {cloud.auth_url}\nusername = kilonova\nproject_name = service\n"
                     f"password = {cloud.service_password}\n")
-    identity = Identity(config.load(str(conf)))
+    identity = IdentityClient(config.load(str(conf)))
     service, made = ImageService(identity), record()
     assert identity.image_url().startswith(cloud.image_url)
     service.create(made)

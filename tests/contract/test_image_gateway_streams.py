@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,11 +18,11 @@ from common import errors
 from common.clients.own_images import OwnImages
 from common.image_tickets import Tickets
 from common.vault import Vault
-from compute_agent.service import Images
+from compute_agent.image_access import ImageGatewayAccess
 from compute_api.image_gateway import app
-from deploy.standalone.trial import Cloud
-from deploy.standalone.trial import running as standalone
 from tests.contract.image_gateway_rig import Process, Service, ask, running
+from tests.standalone import Cloud
+from tests.standalone import running as standalone
 from tests.waiting import await_true
 
 IMAGE = str(uuid.uuid4())
@@ -47,12 +49,16 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def gateway(cloud: Cloud, service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One that has a token: on a busy machine the first takes longer than a request waits for it."""
     with running(tmp_path_factory.mktemp("gateway"), cloud, image=service.url) as process:
+        service.says(HEAD + b"Content-Length: 1\r\n\r\nx")
+        url, token = f"{process.url}/v2/images/{IMAGE}/file", process.to_read(IMAGE).token
+        await_true(lambda: ask("GET", url, token).status_code == 200, 60, "it has a token")
         yield process
 
 
 def download(gateway: Process) -> bytes:
-    return b"".join(Images().download(gateway.to_read(IMAGE), IMAGE))
+    return b"".join(ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))
 
 
 @pytest.mark.parametrize("how", SHORT)
@@ -152,7 +158,7 @@ def test_an_image_of_any_size_takes_little_memory(gateway: Process, service: Ser
             tail = tail[-5:] + client.recv(MEBIBYTE)
         client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
     service.does = both
-    assert sum(map(len, Images().download(gateway.to_read(IMAGE), IMAGE))) == size
+    assert sum(map(len, ImageGatewayAccess().download(gateway.to_read(IMAGE), IMAGE))) == size
     answer = ask("PUT", f"{gateway.url}/v2/images/{IMAGE}/file", gateway.to_write(IMAGE).token,
                  data=iter([piece] * (size // MEBIBYTE)))
     assert answer.status_code == 204
@@ -166,3 +172,42 @@ def test_a_record_says_little(gateway: Process, service: Service) -> None:
     service.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     answer = ask("GET", f"{gateway.url}/v2/images/{IMAGE}", gateway.to_write(IMAGE).token)
     assert answer.json() == {"id": IMAGE, "status": "active", "size": 1}
+
+
+SLOW = 70               # more than a gateway has threads
+
+
+def stored_or_sent(client: socket.socket, head: str) -> None:
+    """An image service with an image of 3 MiB, which takes in what it is sent."""
+    if head.startswith("GET"):
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (3 * MEBIBYTE) + bytes(3 * MEBIBYTE))
+        return
+    tail = b""
+    while piece := client.recv(65536):
+        tail = tail[-5:] + piece
+        if tail.endswith(b"0\r\n\r\n"):
+            client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            return
+
+
+@pytest.mark.parametrize("kind", ["half a head", "a body without a ticket", "an upload", "an answer that is not read"])
+def test_slow_hosts_delay_no_other(gateway: Process, service: Service, kind: str) -> None:
+    """They are at one address, with tickets or without, and the other host is at another."""
+    service.does = stored_or_sent
+    line = "{} " + f"/v2/images/{IMAGE}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: " + "{}\r\n"
+    length = b"Content-Length: 5000000\r\n\r\n"
+    said = {"half a head": b"GET / HTTP/1.1\r\nHost: x\r\n",
+            "a body without a ticket": line.format("PUT", "none").encode() + length + b"x",
+            "an upload": line.format("PUT", gateway.to_write(IMAGE).token).encode() + length + bytes(300_000),
+            "an answer that is not read": line.format("GET", gateway.to_read(IMAGE).token).encode() + b"\r\n"}[kind]
+    host, port = gateway.url.removeprefix("http://").split(":")
+    other = str(uuid.uuid4())
+    with ExitStack() as slow:
+        for _ in range(SLOW):
+            slow.enter_context(socket.create_connection((host, int(port)), 30, ("127.0.0.9", 0))).sendall(said)
+        began = time.monotonic()
+        read = ask("GET", f"{gateway.url}/v2/images/{other}/file", gateway.to_read(other).token)
+        stored = ask("PUT", f"{gateway.url}/v2/images/{other}/file", gateway.to_write(other).token,
+                     data=bytes(2 * MEBIBYTE))
+        took = time.monotonic() - began
+    assert (len(read.content), stored.status_code, took < 3) == (3 * MEBIBYTE, 204, True), took

@@ -14,13 +14,13 @@ import requests
 
 from common import errors
 from common.clients.network_bindings import ALIAS, Bindings
-from conductor.network_service import NetworkService
-from conductor.saga import Networks
-from deploy.standalone.network.fabric import Settings
+from compute_api.metadata.proxy_headers import host_key
+from conductor.external_services import NetworkApi
+from conductor.service_clients import NetworkService
+from deploy.standalone.network.fabric import NetworkSettings
+from deploy.standalone.network.host_keys import HEADER, wiring_key
 from tests.contract.test_network_reads import Standalone
 from tests.workflows import networks as in_memory
-
-ADMIN = {"X-Auth-Token": "admin"}
 
 
 class Identity:
@@ -38,7 +38,7 @@ class Memory:
     def __init__(self) -> None:
         self.networks = in_memory.Networks()
         self.networks.cannot_bind = {self.dead}
-        self.service: Networks = self.networks
+        self.service: NetworkApi = self.networks
 
     def port(self, host: str) -> str:
         made = self.service.create([{"network_id": "n1", "device_id": str(uuid.uuid4()), "binding:host_id": host,
@@ -58,12 +58,13 @@ class Behind(Standalone):
     dead = "never-heard-of"
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, Settings())
+        super().__init__(folder, NetworkSettings())
         for host in ("h1", "h2"):
-            requests.get(f"{self._url}/v2.0/kilonova/hosts/{host}/description", headers=ADMIN, timeout=10)
+            requests.get(f"{self._url}/v2.0/kilonova/hosts/{host}/description", timeout=10,
+                         headers={HEADER: wiring_key(host_key(self.fabric.settings.host_secret, host))})
             self.fabric.hosts.acknowledge(host, 10**9)      # it wires at once
         self.bindings = Bindings(self._url)
-        self.service: Networks = NetworkService(Identity(), self.bindings)  # type: ignore[arg-type]
+        self.service: NetworkApi = NetworkService(Identity(), self.bindings)  # type: ignore[arg-type]
 
     def port(self, host: str) -> str:
         network = self.add_network("n", "m" * 32)
@@ -121,7 +122,7 @@ def place(rig: Rig, port: str) -> str:
     return str(rig.service.port(port)["binding:host_id"])
 
 
-def test_a_port_is_bound_ahead_activated_and_forgotten_and_each_may_be_repeated(rig: Rig) -> None:
+def test_binding_steps_of_a_move_may_be_repeated(rig: Rig) -> None:
     port = rig.port("h1")
     before = rig.service.port(port)
     for _ in range(2):
@@ -174,7 +175,7 @@ def test_what_is_gone_is_said_or_fine(rig: Rig) -> None:
     rig.service.unbind_at(port, "h2")
 
 
-def test_to_say_another_host_in_one_word_leaves_no_other_binding(rig: Rig) -> None:
+def test_new_host_id_of_port_leaves_no_other_binding(rig: Rig) -> None:
     port = rig.port("h1")
     rig.service.bind_also(rig.service.port(port), "h2")
     rig.service.update(port, {"binding:host_id": "h1"})

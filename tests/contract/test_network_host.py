@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from compute_api.metadata.proxy_headers import host_key, signature
 from tests.contract.network_lab import SECRET, Guest, Lab, await_true, captured, mac, pings, reaches, rule, run
+from tests.contract.network_listeners import answering
 
 SEND = Path(__file__).with_name("network_frames.py")
 
@@ -92,7 +92,7 @@ def test_a_connection_ends_when_its_rule_goes(lab: Lab) -> None:
         lab.groups[web]["rules"].append(rule("ingress", protocol="tcp", port_min=85, port_max=85))
         lab.tell()
         await_true(lambda: counted() > before + 3, "the connection does not go on when it may again")
-    assert run("nc", "-z", "-w", "1", "10.0.0.5", "91", space=client.space, check=False).returncode != 0
+    assert answering(client.space, 91, "10.0.0.5") == set()
 
 
 def talking(folder: Path, server: Guest, client: Guest, port: int):  # type: ignore[no-untyped-def]
@@ -126,7 +126,7 @@ sys.stdin.read()
 """
 
 
-def test_a_guest_that_is_slow_on_purpose_takes_metadata_from_nobody(lab: Lab) -> None:
+def test_slow_guest_delays_no_other_metadata(lab: Lab) -> None:
     mine, theirs = lab.network(), lab.network(project="project-2")
     slow, beside, other = lab.guest(mine, "10.0.0.5"), lab.guest(mine, "10.0.0.6"), lab.guest(theirs, "10.0.0.5")
     for guest in (slow, beside, other):
@@ -139,25 +139,6 @@ def test_a_guest_that_is_slow_on_purpose_takes_metadata_from_nobody(lab: Lab) ->
             said = guest.run("busybox", "timeout", "1", "busybox", "wget", "-q", "-O", "-", "http://169.254.169.254/")
             assert said.stdout == f"metadata of {lab.ports[guest.port][1]['server']}"
         process.kill()
-
-
-def test_what_a_guest_forges_reaches_nobody(lab: Lab) -> None:
-    network = lab.network()
-    bad, good = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
-    far = lab.guest(network, "10.0.0.7", host="x2")
-    for guest in (bad, good, far):
-        guest.take_address()
-    assert bad.reaches("10.0.0.6")
-    assert bad.reaches("10.0.0.7")
-    with captured(good, f"not ether host {good.mac} or ether src {bad.mac}", lab.folder) as near, \
-            captured(far, "ip or arp or ip6 or vlan", lab.folder) as away:
-        for kind in ("mac", "ip", "arp", "arp-mac", "rarp", "dhcp", "ra", "vlan", "advert", "ip6"):
-            bad.run(sys.executable, SEND, "forge", kind, bad.mac, good.mac)
-        for address, seen in (("10.0.0.6", near), ("10.0.0.7", away)):      # the last that are sent and arrive
-            assert bad.pings(address, wait="5")
-            await_true(lambda seen=seen, words=f"10.0.0.5 > {address}": words in seen(), "no honest packet arrives")
-        for trace in ("10.0.0.99", "6e:6e:6e", "BOOTP", "router advertisement", "2001:db8:", "vlan"):
-            assert trace not in near() + away(), (trace, near(), away())
 
 
 def test_a_port_without_security_may_but_an_unknown_device_never(lab: Lab) -> None:
@@ -208,7 +189,7 @@ def test_two_tenants_with_the_same_addresses_do_not_meet(lab: Lab) -> None:
     assert not c.pings("10.0.0.6")
 
 
-def test_guests_of_two_hosts_reach_each_other_and_dhcp_stays_at_home(lab: Lab) -> None:
+def test_guests_of_two_hosts_reach_each_other_dhcp_stays_local(lab: Lab) -> None:
     network = lab.network()
     a, b = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6", host="x2")
     assert "ip=10.0.0.5" in a.dhcp()
@@ -249,8 +230,8 @@ def test_a_router_a_floating_address_and_the_way_out(lab: Lab) -> None:
     assert a.reaches("10.1.0.6")
     host = lab.machines["x1"].space
     assert reaches(host, "172.24.4.9")
-    assert a.reaches("192.168.99.2")
-    assert b.reaches("192.168.99.2")
+    assert a.reaches(lab.elsewhere)
+    assert b.reaches(lab.elsewhere)
     assert b.reaches("172.24.4.9")
     router["floating"] = [{"floating": "172.24.4.10", "fixed": "10.1.0.6"}]
     lab.tell()
@@ -273,5 +254,4 @@ def test_metadata_comes_with_who_asks(lab: Lab) -> None:
         assert headers["X-Instance-ID"] == server
         assert headers["X-Tenant-ID"] == "project-1"
         assert headers["X-Forwarded-For"] == "10.0.0.5"
-        signature = hmac.new(SECRET.encode(), server.encode(), hashlib.sha256).hexdigest()
-        assert headers["X-Instance-ID-Signature"] == signature
+        assert headers["X-Instance-ID-Signature"] == signature(host_key(SECRET, headers["X-Instance-Host"]), server)

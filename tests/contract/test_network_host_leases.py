@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from deploy.standalone.network.host import servers as module
+from deploy.standalone.network.host import dnsmasq_processes as module
 from deploy.standalone.network.host.description import parse
-from deploy.standalone.network.host.dnsmasq import Dnsmasq, configure
+from deploy.standalone.network.host.dnsmasq_config import DnsmasqConfig, configure
+from deploy.standalone.network.host.dnsmasq_processes import DnsmasqProcesses
 from deploy.standalone.network.host.kernel import Kernel
 from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.servers import Servers
 from tests.contract.network_lab import await_true, demand_networks, run
 
 NETWORK = "10000000-0000-0000-0000-000000000000"
@@ -34,7 +34,7 @@ BEFORE: Ports = {ONE: ("10.0.0.5", "2001:db8::5"), TWO: ("10.0.0.6", "2001:db8::
 KILLS = 10
 
 
-def dnsmasq(ports: Ports) -> Dnsmasq:
+def dnsmasq(ports: Ports) -> DnsmasqConfig:
     """What is wanted for ports: MAC -> addresses."""
     own = {"mac": "fa:16:3e:00:00:aa", "addresses": ["10.0.0.2/24", "2001:db8::2/64"]}
     told = parse({"revision": 1, "networks": {NETWORK: {"vni": 1, "mtu": 1450, "dhcp": own, "subnets": SUBNETS}},
@@ -51,15 +51,15 @@ class Rig:
 
     @property
     def space(self) -> str:
-        return self.names.network_space(NETWORK)
+        return self.names.network_namespace(NETWORK)
 
     def ensure(self, ports: Ports) -> None:
         """As a host part that has just begun."""
-        Servers(Kernel(), self.names).ensure(self.space, dnsmasq(ports))
+        DnsmasqProcesses(Kernel(), self.names).ensure(self.space, dnsmasq(ports))
 
     def begin(self) -> None:
         """dnsmasq runs and knows a lease of each address of the first ports, those of IPv6 by their clients' ids."""
-        Servers(Kernel(), self.names).clear()
+        DnsmasqProcesses(Kernel(), self.names).clear()
         self.names.runtime.mkdir()
         lines = [f"{FUTURE} {mac} {four} * *" for mac, (four, _) in BEFORE.items()]
         lines += [SERVER, *(f"{FUTURE} {number} {six} * 00:03:00:01:{mac}"
@@ -95,7 +95,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             run("ip", *words, space=made.space)
         yield made
     finally:
-        Servers(Kernel(), made.names).clear()
+        DnsmasqProcesses(Kernel(), made.names).clear()
         run("ip", "netns", "del", made.space)
 
 
@@ -142,7 +142,7 @@ def test_a_dnsmasq_that_is_slow_to_forget_is_left_alone(rig: Rig) -> None:
 
 
 def killed(act: Callable[[], None], at: int) -> int:
-    """Do it in a process that ends at this line of servers.py; how many lines it came to."""
+    """Do it in a process that ends at this line of dnsmasq_processes.py; how many lines it came to."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -2,26 +2,22 @@
 """The network's host part through its life: killed, without its service, after sabotage, and cleaned away."""
 from __future__ import annotations
 
-import random
 import signal
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deploy.standalone.network.host.applier import FORWARDING
-from deploy.standalone.network.host.description import parse
-from deploy.standalone.network.host.desired import Place, desire
+from deploy.standalone.network.host.desired import HostPlace
+from deploy.standalone.network.host.host_part import LocalHostPart, clean
 from deploy.standalone.network.host.kernel import Kernel
-from deploy.standalone.network.host.ledger import Ledger, assign
 from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.nft import changes, gone, whole
-from deploy.standalone.network.host.service import Host, clean
-from tests.contract.network_lab import Lab, await_true, mac, rule, run
+from deploy.standalone.network.host.state import StateFolder
+from tests.contract.network_lab import Lab, await_true, mac, run
 
 
-def test_killed_at_any_moment_it_ends_in_the_same_rules(lab: Lab) -> None:
+def test_host_part_killed_anytime_restores_the_same_rules(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     for one in (guest, other):
@@ -95,7 +91,7 @@ def test_no_lease_outlives_its_port_and_nobody_else_notices(lab: Lab) -> None:
     assert "ip=10.0.0.5" in stays.dhcp()
 
 
-def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -> None:
+def test_host_part_starts_without_service_and_repairs(lab: Lab) -> None:
     network, machine = lab.network(), lab.machines["x1"]
     guest, other = lab.guest(network, "10.0.0.5"), lab.guest(network, "10.0.0.6")
     guest.dhcp()
@@ -120,7 +116,7 @@ def test_it_comes_up_with_a_dead_service_and_repairs_what_was_broken(lab: Lab) -
     await_true(lambda: machine.rules() == rules and guest.pings("10.0.0.6") and guest.dhcp(), "no repair")
 
 
-def test_what_fails_is_named_and_costs_only_itself(lab: Lab) -> None:
+def test_failed_port_is_named_and_costs_only_itself(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]
@@ -147,61 +143,56 @@ def handle(space: str, table: str) -> str:
     return next(line for line in listed.splitlines() if "@own4" in line).split("handle ")[1]
 
 
-def test_changes_end_where_the_whole_would(lab: Lab) -> None:
-    """A walk through random descriptions, each step as changes; the kernel lists what the whole would give."""
-    chance, space, names = random.Random(4), lab.machines["x2"].space, Names("abcdef")
-    kernel, numbers, before = Kernel(Path("/run/netns") / space), {}, None
-    for _ in range(12):
-        taken = parse(some_description(chance))
-        numbers = assign(numbers, taken.ports)
-        rules = desire(Place(names, ip_address("10.255.0.1")), taken, numbers, assign({}, ["brq1", "brq2"])).rules
-        text = None if before is None else changes(before, rules)
-        kernel.nft(whole(rules) if text is None else text)
-        before, listed = rules, lab.machines["x2"].rules()
-        kernel.nft(whole(rules))
-        assert listed == lab.machines["x2"].rules()
-    for family in ("bridge", "inet"):
-        kernel.nft(gone(family, names.table))
-
-
-def some_description(chance: random.Random) -> dict[str, Any]:
-    groups = [f"group-number-{number}" for number in range(3)]
-    ports = {f"{number}-port-number": {
-        "network": "network-1", "mac": f"fa:16:3e:00:00:{number:02x}", "security": chance.random() > 0.2,
-        "addresses": [{"address": f"10.0.0.{number}"}, {"address": f"2001:db8::{number}"}],
-        "groups": chance.sample(groups, 2),
-        "allowed_pairs": [{"ip_address": f"10.0.{number}.0/24", "mac_address": None}][:chance.randrange(2)]}
-        for number in chance.sample(range(1, 20), 6)}
-    network = {"vni": 1, "mtu": 1450, "peers": ["10.255.0.2"][:chance.randrange(2)]}
-    return {"revision": 1, "networks": {"network-1": network}, "ports": ports, "groups": {group: {
-        "members": [f"10.0.0.{number}" for number in chance.sample(range(1, 20), 4)]
-        + ["10.0.9.0/24"][:chance.randrange(2)],
-        "rules": [rule(chance.choice(["ingress", "egress"]), protocol="tcp", port_min=chance.randrange(1, 9),
-                       port_max=9, remote_group=chance.choice([None, *groups])) for _ in range(chance.randrange(4))]}
-        for group in groups}}
-
-
 def test_clean_leaves_another_cloud_its_settings(lab: Lab, tmp_path: Path) -> None:
     space = lab.space("two")
     run("ip", "netns", "add", space)
     try:
         kernel = Kernel(Path("/run/netns") / space)
         kernel.sysctl(FORWARDING, "0")
-        places = {folder: Place(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
+        places = {folder: HostPlace(Names.of(folder), ip_address("192.168.99.9"), external_gateway=True)
                   for folder in (tmp_path / "one", tmp_path / "other")}
-        (one, other) = (Host(place, kernel, Ledger(folder), None) for folder, place in places.items())
+        (one, other) = (LocalHostPart(place, kernel, StateFolder(folder), None) for folder, place in places.items())
         for host in (one, other):
             host.applier.prepare(True)
             assert host.apply(full=True) == {}
-        assert clean(one.place.names, kernel, one.ledger.folder) == []
+        assert clean(one.place.names, kernel, one.state.folder) == []
         assert run("nft", "list", "tables", space=space).stdout.count(one.place.names.table) == 0
         assert kernel.sysctl(FORWARDING) == "1"          # it was switched on for both, by the first
         kernel.sysctl(FORWARDING, "0")                   # as if it had been restored just before the other began
         assert other.apply(full=True) == {}
         assert kernel.sysctl(FORWARDING) == "1"
-        assert clean(other.place.names, kernel, other.ledger.folder) == []
+        assert clean(other.place.names, kernel, other.state.folder) == []
         assert kernel.sysctl(FORWARDING) == "0"
     finally:
+        run("ip", "netns", "del", space)
+
+
+@pytest.mark.parametrize("ends", [("192.168.99.9", "192.168.99.8"), ("2001:db8::9", "2001:db8::8")])
+def test_full_look_makes_nothing_anew(lab: Lab, tmp_path: Path, ends: tuple[str, str]) -> None:
+    space, names = lab.space("same"), Names.of(tmp_path)
+    mac_address, network, router = mac(), "network-1", "router-number-1"
+    run("ip", "netns", "add", space)
+    try:
+        kernel = Kernel(Path("/run/netns") / space)
+        host = LocalHostPart(HostPlace(names, ip_address(ends[0])), kernel, StateFolder(tmp_path), None)
+        networks = {network: {"vni": 7, "mtu": 1400, "peers": [ends[1]]}}
+        assert host.accept({"revision": 1, "networks": networks, "routers": {
+            router: {"interfaces": [{"network": network, "mac": mac_address, "address": "10.0.0.1/24"}], "routes": [
+                {"destination": "10.5.0.0/16", "nexthop": "10.0.0.5"},
+                {"destination": "10.6.0.1/32", "nexthop": "10.0.0.5"}]}}})
+
+        def state() -> str:
+            inside = names.router_namespace(router)
+            return "".join(run(*words, space=where).stdout for where, words in (
+                (space, ("ip", "-o", "link")), (space, ("bridge", "fdb")), (inside, ("ip", "-o", "addr")),
+                (inside, ("ip", "route"))))
+        assert host.apply(full=True) == {}
+        before = state()
+        assert ends[1] in before and "10.6.0.1 via 10.0.0.5" in before
+        assert host.apply(full=True) == {}
+        assert state() == before
+    finally:
+        clean(names, kernel, tmp_path)
         run("ip", "netns", "del", space)
 
 

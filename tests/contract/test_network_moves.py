@@ -22,8 +22,9 @@ from falcon.testing import TestClient
 from common.clients.network_bindings import Bindings
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
-from deploy.standalone.network.fabric import Fabric, Settings
-from tests.contract.network_lab import Guest, Lab, Machine, await_true, captured, demand_networks, mac, run
+from deploy.standalone.network.fabric import Fabric, NetworkSettings
+from deploy.standalone.network.host_keys import HEADER
+from tests.contract.network_lab import SECRET, Guest, Lab, Machine, await_true, captured, demand_networks, mac, run
 from tests.contract.network_neighbours import Service
 
 FRAMES = Path(__file__).with_name("network_frames.py")
@@ -35,7 +36,7 @@ class Whole(Service):
     """The standalone network service, and its neighbours played."""
 
     def __init__(self, database: Database) -> None:
-        self.fabric = Fabric(database, Settings(wait_seconds=WAIT_SECONDS))
+        self.fabric = Fabric(database, NetworkSettings(wait_seconds=WAIT_SECONDS, host_secret=SECRET))
         self._app = TestClient(app.build(self.fabric))
         super().__init__()
 
@@ -60,7 +61,8 @@ class Whole(Service):
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         path, _, query = request.path.partition("?")
         answer = self._app.simulate_request(request.command, path, query_string=query, body=body,
-                                            headers=WHO | {"Content-Type": "application/json"})
+                                            headers=WHO | {"Content-Type": "application/json",
+                                                           HEADER: request.headers.get(HEADER, "")})
         self._answer(request, answer.status_code, answer.content)
 
 
@@ -169,7 +171,7 @@ def tries(guest: Guest, address: str) -> int:
     raise AssertionError(f"{address} does not answer {guest.address}")
 
 
-def test_frames_go_to_the_old_place_before_and_to_the_new_one_after(cloud: Cloud) -> None:
+def test_frames_follow_the_guest_to_its_new_host(cloud: Cloud) -> None:
     network = cloud.network()
     m2 = cloud.lab.machines["m2"]
     guest = cloud.guest(network, "m1")

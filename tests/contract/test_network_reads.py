@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -15,10 +16,10 @@ import requests
 
 from common import errors, ids
 from common.clients.network_records import Records
-from compute_api.dependencies import Networks
+from compute_api.compute.dependencies import TenantNetworks
 from deploy.standalone.database import Database
 from deploy.standalone.network import app, schema
-from deploy.standalone.network.fabric import Fabric, Settings
+from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from tests.api import networks as in_memory
 
 MINE, OTHER = "m" * 32, "o" * 32
@@ -29,7 +30,7 @@ TOKENS = {"mine": (MINE, "member"), "other": (OTHER, "member"), "admin": ("a" * 
 class Rig(Protocol):
     """A network service and how things are put into it."""
 
-    client: Networks
+    client: TenantNetworks
 
     def add_network(self, name: str, project_id: str, cidr: str | None = "10.0.0.0/24", *, shared: bool = False,
                     external: bool = False) -> str: ...
@@ -48,7 +49,7 @@ class Memory(in_memory.Networks):
 
     def __init__(self) -> None:
         super().__init__({token: None if role == "admin" else project for token, (project, role) in TOKENS.items()})
-        self.client: Networks = self
+        self.client: TenantNetworks = self
 
     def set_limit(self, project_id: str, ports: int) -> None:
         self.limit = ports
@@ -64,18 +65,18 @@ class Quiet(WSGIRequestHandler):
 class Standalone:
     """The standalone service behind a real port, with callers from a table instead of an identity service."""
 
-    def __init__(self, folder: Path, settings: Settings = Settings(has_hosts=False)) -> None:  # noqa: B008  # frozen
+    def __init__(self, folder: Path, settings: NetworkSettings = NetworkSettings(has_hosts=False)) -> None:  # noqa: B008  # frozen
         self._database = Database(folder / "network.db", schema.METADATA)
-        self.fabric = Fabric(self._database, settings)
+        self.fabric = Fabric(self._database, replace(settings, host_secret="a secret"))
         self._app = app.build(self.fabric)
         self._server = make_server("127.0.0.1", 0, self.answer, handler_class=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self._url = f"http://127.0.0.1:{self._server.server_port}"
-        self.client: Networks = Records(self._url + "/")
+        self.client: TenantNetworks = Records(self._url + "/")
 
     def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
-        project, role = TOKENS[environ["HTTP_X_AUTH_TOKEN"]]
+        project, role = TOKENS.get(environ.get("HTTP_X_AUTH_TOKEN", ""), ("", ""))
         body = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
         return self._app({**environ, "wsgi.input": body, "HTTP_X_IDENTITY_STATUS": "Confirmed",
                           "HTTP_X_PROJECT_ID": project, "HTTP_X_ROLES": role}, start_response)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from common import config, errors, ids, states
 from common.context import RequestContext
 from common.models import Flavor
 from common.notifications.messages import Message
-from common.notifications.options import BOTH, Telling
+from common.notifications.options import BOTH, NotificationSettings
 from common.rpc.notifier import EXCHANGE, Notifier
-from common.store import actions, outbox, schema
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.notifications import outbox
+from common.store.servers import actions
 from common.wire import to_wire
-from conductor.telling import Teller
+from conductor.notification_sender import NotificationSender
 from deploy.servers import free_ports
 from tests.contract.test_outbox import Time
 from tests.schemas import memory_store
@@ -91,7 +94,7 @@ def listener(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Listener]:
 @pytest.fixture
 def store() -> Iterator[Store]:
     made = memory_store(lambda: time.time_ns() // 1000)
-    made.tell(Telling("api1"))
+    made.notify_with(NotificationSettings("api1"))
     yield made
     made.close()
 
@@ -125,6 +128,13 @@ def test_what_is_sent_before_anybody_listens_is_kept(notifier: Notifier, conf: c
     late.close()
 
 
+def test_a_message_that_cannot_be_sent_is_not_a_broker_that_is_away(notifier: Notifier, listener: Listener) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        notifier.send(replace(NEWER, payload={1j: object()}))
+    notifier.send(OLDER)
+    await_true(lambda: [one[2] for one in listener.heard] == [OLDER.event], 10, "the next one arrives")
+
+
 def test_a_broker_that_is_away_is_known_soon(conf: cfg.ConfigOpts) -> None:
     away = Notifier(conf, f"rabbit://nobody:none@127.0.0.1:{free_ports(1)}/")
     began = time.monotonic()
@@ -155,9 +165,9 @@ def test_an_action_is_heard_from_start_to_error(notifier: Notifier, listener: Li
     context = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
     for key in ("os-stop", "delete"):
         store.write(lambda tx, key=key: actions.begin(tx, states.row(key), server, context=context))
-    teller = Teller(store, Time(), notifier, "c1/1", BOTH, 1000)
+    teller = NotificationSender(store, Time(), notifier, "c1/1", BOTH, 1000)
     store.write(lambda tx: outbox.take(tx, "c1/1", 1))
-    assert teller.tell() == 3
+    assert teller.send_batch() == 3
     await_true(lambda: len(listener.heard) == 6, 10, "all arrive")
     newer = [one for one in listener.heard if one[2].startswith("instance.")]
     assert sorted(one[2] for one in newer) == ["instance.delete.start", "instance.power_off.error",

@@ -15,11 +15,13 @@ from common.context import RequestContext
 from common.models import Flavor
 from common.notifications.events import Notice
 from common.notifications.messages import Message
-from common.notifications.options import BOTH, UNVERSIONED, VERSIONED, Telling
-from common.store import actions, at_once, outbox, schema, servers
+from common.notifications.options import BOTH, UNVERSIONED, VERSIONED, NotificationSettings
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.notifications import outbox
+from common.store.servers import actions, immediate_actions, servers
 from common.wire import to_wire
-from conductor.telling import AT_ONCE, Teller
+from conductor.notification_sender import BATCH_SIZE, NotificationSender
 from tests.told import all_told, story_of_nouns, told
 
 USER = RequestContext(user_id="u", project_id="p", roles=("member",), request_id="req-1")
@@ -61,15 +63,16 @@ def uuid(message: Message) -> Any:
 
 @pytest.fixture
 def telling(store: Store) -> Store:
-    store.tell(Telling("api1"))
+    store.notify_with(NotificationSettings("api1"))
     return store
 
 
-def teller(store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000) -> Teller:
+def teller(store: Store, broker: Broker, owner: str = "c1/1", form: str = VERSIONED, limit: int = 1000
+           ) -> NotificationSender:
     """The first round ever only makes the lease: that is over."""
-    made = Teller(store, Time(), broker, owner, form, limit)
+    made = NotificationSender(store, Time(), broker, owner, form, limit)
     store.write(lambda tx: outbox.take(tx, owner, 1))
-    made.let_go()
+    made.release()
     return made
 
 
@@ -91,8 +94,8 @@ def begin(store: Store, server: str, key: str = "os-stop") -> str:
                                                 args={"admin_pass": SECRETS[1]}))
 
 
-def tell_all(one: Teller) -> None:
-    while one.tell():
+def tell_all(one: NotificationSender) -> None:
+    while one.send_batch():
         pass
 
 
@@ -122,7 +125,7 @@ def test_no_secret_is_written(telling: Store) -> None:
 
 def test_a_lock_is_told_at_once_by_the_api(telling: Store) -> None:
     server = add_servers(telling)[0]
-    telling.write(lambda tx: at_once.do(tx, states.row("lock"), server, context=USER,
+    telling.write(lambda tx: immediate_actions.do(tx, states.row("lock"), server, context=USER,
                                         args={"locked_reason": "mine"}))
     [row] = all_told(telling)
     assert (row.event, row.publisher, row.body["object"]["locked_reason"]) == ("instance.lock", "nova-api:api1", "mine")
@@ -138,7 +141,7 @@ def test_rows_go_in_order_and_are_gone(telling: Store) -> None:
     for server in servers:
         assert broker.events(server) == ["power_off.start", "power_off.error", "delete.start"]
     assert all_told(telling) == []
-    assert one.tell() == 0
+    assert one.send_batch() == 0
 
 
 @pytest.mark.parametrize(("form", "expected"), [
@@ -165,7 +168,7 @@ def test_what_a_dead_sender_had_in_hand_is_sent_again(telling: Store, where: str
     dying = teller(telling, broker)
     dying.fault_point = die
     with pytest.raises(Died):
-        dying.tell()
+        dying.send_batch()
     assert len(broker.taken) == again
     assert len(all_told(telling)) == 3
     tell_all(teller(telling, broker))
@@ -179,31 +182,31 @@ def test_only_who_has_the_lease_sends(telling: Store) -> None:
     server, broker = add_servers(telling)[0], Broker()
     first, second = teller(telling, broker), teller(telling, broker, "c2/1")
     begin(telling, server)
-    assert first.tell() == 1
+    assert first.send_batch() == 1
     begin(telling, server, "delete")
-    assert second.tell() == 0
-    first.let_go()
-    assert second.tell() == 2
+    assert second.send_batch() == 0
+    first.release()
+    assert second.send_batch() == 2
     begin(telling, server, "delete")
-    assert first.tell() == 0
+    assert first.send_batch() == 0
     telling.write(lambda tx: tx.execute(sa.update(schema.leases).values(until=0)))      # it ran out
-    assert first.tell() == 2
+    assert first.send_batch() == 2
     assert broker.events(server) == ["power_off.start", *["power_off.error", "delete.start"],
                                      *["delete.error", "delete.start"]]
 
 
 def test_two_senders_at_once_keep_the_order(telling: Store) -> None:
     servers, broker = add_servers(telling, 4), Broker()
-    for _ in range(AT_ONCE // 2):
+    for _ in range(BATCH_SIZE // 2):
         for server in servers:
             begin(telling, server, "delete")
     expected = {server: told(telling, server) for server in servers}
     senders = [teller(telling, broker, f"c{number}/1") for number in range(3)]
     left = threading.Event()
 
-    def work(one: Teller) -> None:
+    def work(one: NotificationSender) -> None:
         while all_told(telling):
-            one.tell()
+            one.send_batch()
         left.set()
     threads = [threading.Thread(target=work, args=(one,)) for one in senders]
     for thread in threads:
@@ -220,9 +223,9 @@ def test_while_the_broker_is_away_rows_wait(telling: Store) -> None:
         begin(telling, server)
     one = teller(telling, broker)
     broker.refuses = lambda message: uuid(message) != servers[0]
-    assert one.tell() == 1
+    assert one.send_batch() == 1
     assert [row.key for row in all_told(telling)] == servers[1:]
-    assert one.tell() == 0
+    assert one.send_batch() == 0
     broker.refuses = lambda message: False
     tell_all(one)
     assert [uuid(message) for message in broker.taken] == servers
@@ -236,7 +239,7 @@ def test_no_more_than_the_limit_wait(telling: Store, caplog: pytest.LogCaptureFi
     one = teller(telling, broker, limit=5)
     broker.refuses = lambda message: True
     with caplog.at_level("WARNING"):
-        assert one.tell() == 0
+        assert one.send_batch() == 0
     assert [row.key for row in all_told(telling)] == servers[3:]
     assert "3 notifications, the oldest, were dropped" in caplog.text
     broker.refuses = lambda message: False
@@ -254,6 +257,27 @@ def test_a_row_of_which_no_message_can_be_made_holds_up_none(telling: Store, cap
     assert "cannot be told and is dropped" in caplog.text
 
 
+def test_a_row_that_cannot_be_sent_holds_up_others_for_three_tries(telling: Store, caplog: pytest.LogCaptureFixture
+                                                                   ) -> None:
+    """Not because the broker is away: that is waited for, however long."""
+    servers, broker = add_servers(telling, 2), Broker()
+    for server in servers:
+        begin(telling, server)
+    one = teller(telling, broker)
+
+    def refuses(message: Message) -> bool:
+        if uuid(message) == servers[0]:
+            raise OverflowError("it is too long for the broker")
+        return False
+    broker.refuses = refuses
+    for _ in range(2):
+        one.send_batch()
+    assert broker.taken == [] and "is dropped" not in caplog.text
+    tell_all(one)
+    assert [uuid(message) for message in broker.taken] == servers[1:]
+    assert "it is too long for the broker" in caplog.text and "is dropped" in caplog.text
+
+
 def test_a_sender_stops_before_its_lease_runs_out(telling: Store) -> None:
     servers, broker = add_servers(telling, 4), Broker()
     for server in servers:
@@ -264,7 +288,7 @@ def test_a_sender_stops_before_its_lease_runs_out(telling: Store) -> None:
         one.clock.seconds += 10     # type: ignore[attr-defined]  # it is ours
         return False
     broker.refuses = slow
-    assert one.tell() == 2
+    assert one.send_batch() == 2
     assert [row.key for row in all_told(telling)] == servers[2:]
 
 
@@ -276,8 +300,8 @@ def test_nothing_is_asked_where_nothing_is_told(store: Store) -> None:
     def count(connection: Any, cursor: Any, statement: str, *more: Sequence[Any]) -> None:
         asked.append(statement)
     found = []
-    for telling in (None, Telling("api1")):
-        store.tell(telling)
+    for telling in (None, NotificationSettings("api1")):
+        store.notify_with(telling)
         asked.clear()
         begin(store, server, "delete")
         found.append(len(asked))
@@ -296,7 +320,7 @@ def test_what_is_no_server_is_told_too(telling: Store) -> None:
     assert pictures["aggregate.delete.end"]["name"] == "b"
     assert [row.body["object"]["projects"] for row in rows if row.event == "flavor.update"] == [[], [], ["p"], []]
     assert [row.body["object"]["forced_down"] for row in rows if row.event == "service.update"] == [False, True, False]
-    assert {row.publisher for row in rows} == {"nova-compute:h1", "nova-api:api1"}
+    assert {row.publisher for row in rows} == {"nova-compute:h1", "nova-api:api1", "nova-conductor:api1"}
     broker = Broker()
     tell_all(teller(telling, broker, form=BOTH))
     assert [one.event for one in broker.taken if one.is_versioned] == expected

@@ -17,9 +17,9 @@ import pytest
 from gabbi import driver
 
 from common.store.engine import Store
-from compute_api.placement_service import app
-from compute_api.placement_service.rules import RULES
-from compute_api.policy import Policy
+from compute_api.edge.policy import Policy
+from compute_api.placement import app
+from compute_api.placement.policies import PLACEMENT_RULES, RULES
 from deploy.environment import ORACLE, ORACLE_PIN
 from tests.contract import placement_worlds
 from tests.schemas import Server, upgrade
@@ -59,7 +59,7 @@ def outcome(store: Store, folder: Path, source: Path) -> Names:
     (folder / source.name).symlink_to(source)
     everybody = folder / "everybody.policy"
     everybody.write_text("".join(f'"{rule}": "@"\n' for rule in RULES))
-    policy = Policy(str(everybody), RULES) if "OpenPolicyFixture" in source.read_text() else None
+    policy = Policy(PLACEMENT_RULES, str(everybody)) if "OpenPolicyFixture" in source.read_text() else None
     application = placement_worlds.callers(app.create(store, policy))
     suite = driver.build_tests(str(folder), unittest.TestLoader(), intercept=lambda: application,
                                test_loader_name="placement", fixture_module=placement_worlds.fixtures(store))

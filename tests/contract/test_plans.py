@@ -12,8 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import ids, states
-from common.store import actions, console_tokens, guests, hosts, migrations, quotas, schema, servers
+from common.store import schema
 from common.store.engine import Store, insert_many, update_grouped
+from common.store.hosts import hosts
+from common.store.servers import actions, console_tokens, guests, migrations, servers
+from common.store.tenants import quotas
 from conductor import lanes, runner
 
 AGO = 1_700_000_000_000_000
@@ -25,8 +28,8 @@ SOME = [f"{number:036}" for number in range(3)]
 Poll = Callable[[sa.Connection], Any]
 POLLS: dict[str, Poll] = {
     # runner
-    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=lanes.OUTSIDE_STEPS),
-    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=lanes.OUTSIDE_STEPS),
+    "take": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, but=lanes.STEPS_WITH_CALLS),
+    "take for a neighbour": lambda tx: actions.take(tx, "c/1", runner.VERSIONS, 64, only=lanes.STEPS_WITH_CALLS),
     "lock_servers": lambda tx: actions.lock_servers(tx, SOME),
     "lock": lambda tx: actions.lock(tx, SOME),
     "debts_of": lambda tx: guests.debts_of(tx, SOME),
@@ -37,15 +40,15 @@ POLLS: dict[str, Poll] = {
     "to be offloaded": lambda tx: actions.resting(tx, vm_state=states.SHELVED, since="shelved_at", longer_than=1,
                                                   limit=64),
     "unconfirmed": lambda tx: migrations.unconfirmed(tx, 1, 64),
-    "waiting_in_vain": lambda tx: actions.waiting_in_vain(tx, lanes.ABANDONED, 64),
-    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, lanes.READING, 64),
+    "commands_on_dead_hosts": lambda tx: actions.commands_on_dead_hosts(tx, lanes.FAILING_WITH_HOST, 64),
+    "reading_from_the_dead": lambda tx: migrations.reading_from_the_dead(tx, lanes.READING_SOURCE, 64),
     # exchange with hosts
     "waited_for": hosts.waited_for,
     "outstanding": lambda tx: actions.outstanding(tx, "h1", 1, 64),
     "waiting": lambda tx: actions.waiting(tx, SOME),
     "ended_of": lambda tx: actions.ended_of(tx, SOME),
     "measured": lambda tx: migrations.measured(tx, {("h1", SOME[0]): {"memory_total": 1}}),
-    "wishes_on": lambda tx: migrations.wishes_on(tx, "h1"),
+    "requested_controls": lambda tx: migrations.requested_controls(tx, "h1"),
     "completed": lambda tx: migrations.completed(tx, SOME),
     "debts": lambda tx: guests.debts(tx, "h1", 1, 64),
     "fences_on": lambda tx: guests.fences_on(tx, "h1"),

@@ -6,11 +6,13 @@ import contextlib
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from kombu.connection import Connection
 
 from common import config, errors
 from common.models import (
@@ -82,10 +84,10 @@ class Told:
             assert self.heard.wait_for(lambda: len(self.told) >= count, timeout=10), self.told
             return list(self.told)
 
-    def ring(self, neighbours: bool = False) -> None:
-        self._hear("ring")
+    def wake(self, neighbours: bool = False) -> None:
+        self._hear("wake")
 
-    loop_back = ring
+    loop_back = wake
 
     def sync(self, request: Sync) -> Any:
         return self._hear(request)
@@ -112,8 +114,8 @@ class Told:
 def test_a_cast_to_a_queue_that_nobody_declared_is_known_to_be_lost_at_once(connect: Connect) -> None:
     transport = connect()
     for server in (None, "h1"):
-        assert seconds(lambda server=server: transport.cast("nobody", "ring", server)) < 3
-        assert transport.cast("nobody", "ring", server) is False
+        assert seconds(lambda server=server: transport.cast("nobody", "wake", server)) < 3
+        assert transport.cast("nobody", "wake", server) is False
 
 
 def test_a_cast_arrives_as_often_as_it_was_sent(connect: Connect) -> None:
@@ -121,8 +123,8 @@ def test_a_cast_arrives_as_often_as_it_was_sent(connect: Connect) -> None:
     conductor.serve(connect(), "c1", told)
     sender = connect()
     for _ in range(5):
-        assert sender.cast(conductor.TOPIC, "ring")
-    assert told.wait_for(5) == [("ring",)] * 5
+        assert sender.cast(conductor.TOPIC, "wake")
+    assert told.wait_for(5) == [("wake",)] * 5
 
 
 def test_a_call_that_nobody_serves_is_unanswered_within_its_time(connect: Connect) -> None:
@@ -150,8 +152,8 @@ def test_with_the_broker_unreachable_calls_end_in_time_casts_at_once_and_it_clos
     transport = unreachable()
     assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
     assert seconds(no_answer(lambda: transport.call("nobody", "sync", timeout=1))) < 2
-    assert transport.cast("nobody", "ring") is False
-    assert seconds(lambda: transport.cast("nobody", "ring")) < 2
+    assert transport.cast("nobody", "wake") is False
+    assert seconds(lambda: transport.cast("nobody", "wake")) < 2
     assert seconds(transport.close) < 5
 
 
@@ -200,6 +202,14 @@ def test_waiting_for_the_broker_is_part_of_a_calls_time(rabbitmq_url: str) -> No
     server.close()
 
 
+def test_a_server_that_is_closed_leaves_nothing_to_complain_of(rabbitmq_url: str, caplog: pytest.LogCaptureFixture
+                                                               ) -> None:
+    server = Transport(config.load(), rabbitmq_url)
+    server.serve(f"t{uuid.uuid4().hex}", "a", {"echo": lambda: None})
+    server.close()
+    assert "closing channel" not in caplog.text
+
+
 def test_every_problem_travels_with_its_class_and_text(connect: Connect) -> None:
     problems = {kind.__name__: MADE.get(kind) or kind("Naïve: it is so.") for kind in KINDS}
 
@@ -241,7 +251,7 @@ def test_the_schedulers_answer_arrives_as_it_was_said(connect: Connect) -> None:
     selection = Selection("s", ["h1"], "because", {"h2": "full"}, {"h1": "nova"})
     told = Told([selection])
     scheduler.serve(connect(), "s1", told)
-    assert scheduler.Client(connect()).select([spec], True) == [selection]
+    assert scheduler.SchedulerClient(connect()).select([spec], True) == [selection]
     assert told.told == [([spec], True)]
 
 
@@ -250,7 +260,7 @@ def test_an_explanation_arrives_as_it_was_said(connect: Connect) -> None:
     told = Told(Explanation(2, 1, ["h1"], {"nova": 3}, [{"hosts": 1, "text": "disabled"}], "because",
                             {"h2": "disabled"}))
     scheduler.serve(connect(), "s1", told)
-    assert scheduler.Client(connect()).explain(spec) == told.answer
+    assert scheduler.SchedulerClient(connect()).explain(spec) == told.answer
     assert told.told == [(spec,)]
 
 
@@ -262,8 +272,8 @@ def test_one_of_many_conductors_hears_a_ring_and_a_named_one_its_own(connect: Co
         conductor.serve(connect(), f"c{number}", told)
     sender = connect()
     for _ in range(4):
-        assert sender.cast(conductor.TOPIC, "ring", "c1")
-    assert both[1].wait_for(4) == [("ring",)] * 4
+        assert sender.cast(conductor.TOPIC, "wake", "c1")
+    assert both[1].wait_for(4) == [("wake",)] * 4
     assert both[0].told == []
 
 
@@ -276,8 +286,27 @@ def test_only_what_is_served_can_be_called(connect: Connect) -> None:
             client.call("topic", method, timeout=2)
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "application/x-unknown"])
+def test_what_is_no_message_is_taken_from_the_queue_once(connect: Connect, rabbitmq_url: str, content_type: str
+                                                         ) -> None:
+    told, server, client = Told(), connect(), connect()
+    server.serve("odd", "s", {"wake": told.wake})
+    queue = server._own("odd")
+    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+        producer = broker.Producer()
+        bodies = (b"", b"{", b"7", b"[]", b"null", b'{"oslo.message": 7}', b'{"oslo.message": "{"}', b"\xff\x00",
+                  b'{"oslo.version": "9.0", "oslo.message": "{}"}', b'{"method": 7, "args": []}', b"[" * 20_000,
+                  b'{"oslo.version": "2.0", "oslo.message": "{\\"method\\": \\"ring\\", \\"args\\": 7}"}')
+        for body in bodies:
+            producer.publish(body, routing_key=queue, content_type=content_type, content_encoding="utf-8")
+        assert client.cast("odd", "wake")
+        assert told.wait_for(1) == [("wake",)]
+        server.close()
+        assert broker.default_channel.queue_declare(queue, passive=True).message_count == 0, "none is delivered again"
+
+
 def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
-    """Rings that come while one is being sent become one."""
+    """Wakeups that come while one is being sent become one."""
     told = Told()
     conductor.serve(connect(), "c1", told)
     transport, gate, busy, casts = connect(), threading.Event(), threading.Event(), []
@@ -288,34 +317,34 @@ def test_a_bell_that_is_rung_arrives_and_coalesces(connect: Connect) -> None:
             busy.set()
             gate.wait(10)
             return transport.cast(topic, method, server, **arguments)
-    bell = conductor.Bell(Gated())  # type: ignore[arg-type]
-    bell.ring()
+    wakeup = conductor.ConductorWakeup(Gated())  # type: ignore[arg-type]
+    wakeup.wake()
     assert busy.wait(5)
     for _ in range(1000):
-        bell.ring()
+        wakeup.wake()
     gate.set()
-    assert told.wait_for(2) == [("ring",)] * 2
-    assert casts == ["ring", "ring"]
+    assert told.wait_for(2) == [("wake",)] * 2
+    assert casts == ["wake", "wake"]
 
 
 def test_a_bell_never_blocks_even_when_the_broker_is_away() -> None:
     transport = unreachable()
-    bell = conductor.Bell(transport)
-    assert seconds(lambda: [bell.ring() for _ in range(10_000)]) < 1
+    wakeup = conductor.ConductorWakeup(transport)
+    assert seconds(lambda: [wakeup.wake() for _ in range(10_000)]) < 1
     transport.close()
 
 
 def test_a_bell_rings_again_whatever_happened_to_a_ring() -> None:
-    rung = threading.Semaphore(0)
+    woken = threading.Semaphore(0)
 
     class Broken:
         def cast(self, topic: str, method: str, server: str | None = None, **arguments: Any) -> bool:
-            rung.release()
+            woken.release()
             raise ValueError("nobody foresaw this")
-    bell = conductor.Bell(Broken())  # type: ignore[arg-type]
+    wakeup = conductor.ConductorWakeup(Broken())  # type: ignore[arg-type]
     for _ in range(3):
-        bell.ring()
-        assert rung.acquire(timeout=5)
+        wakeup.wake()
+        assert woken.acquire(timeout=5)
 
 
 def test_a_server_stops_promptly_however_long_it_was_idle(connect: Connect) -> None:

@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import HostInventory
-from common.store import hosts, schema, upgrades
+from common.store import schema, upgrades
 from common.store.engine import Store
+from common.store.hosts import hosts
 from tests.schemas import WRITTEN, Server
 
 KINDS = pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
@@ -18,7 +19,7 @@ KINDS = pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 
 def fill(store: Store) -> int:
     """Rows in several tables; returns a number that the database gave."""
-    store.write(lambda tx: hosts.hello(tx, "h1", "boot", HostInventory("memory", 1, "h1", 8, 4096, 100)))
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("memory", 1, "h1", 8, 4096, 100)))
     return int(store.read(lambda tx: tx.scalar(sa.select(schema.services.c.id))) or 0)
 
 

@@ -22,7 +22,7 @@ import pytest
 import requests
 
 from deploy.servers import free_ports
-from deploy.standalone.trial import Cloud, running
+from tests.standalone import Cloud, running
 from tests.waiting import await_true
 
 PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
@@ -255,7 +255,7 @@ def test_a_reader_reads_only_and_a_wrong_token_nothing(cloud: Cloud, admin: Any)
         assert requests.get(cloud.image_url + path, headers=spoofed, timeout=20).status_code == status
 
 
-def test_without_the_identity_service_a_token_is_not_called_wrong(cloud: Cloud) -> None:
+def test_token_is_unavailable_not_wrong_without_identity(cloud: Cloud) -> None:
     alone = dataclasses.replace(cloud, folder=cloud.folder / "alone", image_port=free_ports(1),
                                 identity_port=free_ports(1))
     alone.folder.mkdir()
@@ -291,7 +291,7 @@ def test_protected_deactivated_and_ranges(owner: Any, admin: Any) -> None:
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
 
 
-def test_the_virtual_size_of_a_qcow2_is_read_and_rubbish_has_none(owner: Any) -> None:
+def test_virtual_size_is_read_from_a_valid_qcow2_only(owner: Any) -> None:
     def header(size: int) -> bytes:
         return struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, size).ljust(MEGABYTE, b"\0")
 

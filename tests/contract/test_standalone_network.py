@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -20,8 +21,10 @@ import openstack
 import pytest
 import requests
 
+from compute_api.metadata.proxy_headers import host_key
 from deploy.servers import free_ports
-from deploy.standalone.trial import Cloud, running
+from deploy.standalone.network.host_keys import HEADER, wiring_key
+from tests.standalone import Cloud, running
 from tests.waiting import await_true
 
 PATIENT = ("--wait-seconds", "20")
@@ -58,8 +61,8 @@ class Compute:
 class Host:
     """Asks for its description and acknowledges it, until it is stopped."""
 
-    def __init__(self, url: str, token: str, name: str, tunnel: str) -> None:
-        self._url, self._headers = f"{url}/v2.0/kilonova/hosts/{name}", {"X-Auth-Token": token}
+    def __init__(self, url: str, headers: dict[str, str], name: str, tunnel: str) -> None:
+        self._url, self._headers = f"{url}/v2.0/kilonova/hosts/{name}", headers
         self.name, self._tunnel = name, tunnel
         self.description: dict[str, Any] = {}
         self._stopped = threading.Event()
@@ -95,10 +98,17 @@ class Rig:
         self.admin = connect(cloud, "admin", cloud.admin_password, "admin")
 
     def host(self, tunnel: str = "192.0.2.1") -> Host:
-        return Host(self.url, self.admin.session.get_token(), f"host-{uuid.uuid4().hex[:8]}", tunnel)
+        name = f"host-{uuid.uuid4().hex[:8]}"
+        return Host(self.url, self.key(name), name, tunnel)
+
+    def key(self, host: str) -> dict[str, str]:
+        """The header by which a host proves itself."""
+        return {HEADER: wiring_key(host_key(self.cloud.metadata_secret, host))}
 
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
         headers = {"X-Auth-Token": self.admin.session.get_token()}
+        if path.startswith("/kilonova/hosts/"):
+            headers = self.key(path.split("/")[3])
         return requests.request(method, f"{self.url}/v2.0{path}", headers=headers, timeout=30, **options)
 
 
@@ -231,10 +241,21 @@ def test_nothing_but_the_versions_is_answered_without_a_token(rig: Rig) -> None:
         assert requests.get(rig.url + path, headers=forged, timeout=20).status_code == 401
 
 
-def test_a_member_is_no_host(rig: Rig, member: Any) -> None:
-    headers = {"X-Auth-Token": member.session.get_token()}
-    asked = requests.get(f"{rig.url}/v2.0/kilonova/hosts/h/description", headers=headers, timeout=20)
-    assert (asked.status_code, asked.json()["NeutronError"]["type"]) == (403, "PolicyNotAuthorized")
+def test_description_is_given_to_its_host_only(rig: Rig, member: Any) -> None:
+    path = f"{rig.url}/v2.0/kilonova/hosts/h/description"
+    forged = {"X-Identity-Status": "Confirmed", "X-Roles": "admin", "X-Project-Id": "x"}
+    for headers in ({"X-Auth-Token": member.session.get_token()}, {"X-Auth-Token": rig.admin.session.get_token()},
+                    forged, rig.key("g"), {HEADER: ""}):
+        assert requests.get(path, headers=headers, timeout=20).status_code == 401
+    assert requests.get(path, headers=rig.key("h") | forged, timeout=20).status_code == 200
+    # a host's key opens nothing that is asked for with a token
+    assert requests.get(f"{rig.url}/v2.0/ports", headers=rig.key("h") | forged, timeout=20).status_code == 401
+
+
+def test_the_command_prints_the_key_of_a_host(rig: Rig) -> None:
+    done = subprocess.run([sys.executable, "-m", "deploy.standalone.network", "host-key", "h"], capture_output=True,
+                          env=rig.cloud.passwords(), text=True, timeout=60, check=True)
+    assert {HEADER: wiring_key(done.stdout.strip())} == rig.key("h")
 
 
 # Hosts and events
@@ -309,7 +330,7 @@ def test_a_host_that_is_slow_to_wire_does_not_hold_the_answer(rig: Rig) -> None:
         until(lambda: rig.compute.told(port["device_id"]) == ["network-vif-plugged"])
 
 
-def test_two_hosts_of_a_network_know_each_other_and_the_members_of_groups(rig: Rig, member: Any) -> None:
+def test_hosts_of_a_network_know_peers_and_group_members(rig: Rig, member: Any) -> None:
     network, _ = wired(member)
     group = member.network.create_security_group(name="together").id
     member.network.create_security_group_rule(security_group_id=group, direction="ingress", remote_group_id=group)
@@ -329,7 +350,7 @@ def test_two_hosts_of_a_network_know_each_other_and_the_members_of_groups(rig: R
         until(lambda: rig.compute.told(second["device_id"]) == ["network-vif-plugged", "network-vif-deleted"])
 
 
-def test_events_wait_for_a_compute_service_that_is_away_and_keep_their_order(rig: Rig, member: Any) -> None:
+def test_events_wait_in_order_while_compute_is_away(rig: Rig, member: Any) -> None:
     network, _ = wired(member)
     rig.compute.status = 503
     try:
@@ -351,7 +372,7 @@ def test_a_killed_service_goes_on_where_it_was(rig: Rig, member: Any) -> None:
     rows = ("--db", str(path / "network.db"), "--compute-url", rig.compute.url, *PATIENT)
     token = {"X-Auth-Token": rig.admin.session.get_token()}
     url = f"http://127.0.0.1:{port}"
-    with rig.cloud.network(port, *rows) as process, Host(url, token["X-Auth-Token"], "h", "192.0.2.1") as host:
+    with rig.cloud.network(port, *rows) as process, Host(url, rig.key("h"), "h", "192.0.2.1") as host:
         made = requests.post(f"{url}/v2.0/networks", headers=token, json={"network": {}}, timeout=20).json()["network"]
         wish = {"network_id": made["id"], "binding:host_id": "h"}
         requests.post(f"{url}/v2.0/ports", headers=token, json={"port": wish}, timeout=20).raise_for_status()
@@ -374,7 +395,7 @@ def test_the_service_ends_at_once_although_a_host_waits(rig: Rig) -> None:
     token = rig.admin.session.get_token()
     asked = threading.Thread(target=requests.get, kwargs={       # longer than the service may take to end
         "url": f"http://127.0.0.1:{port}/v2.0/kilonova/hosts/h/description?seen=1&wait=30",
-        "headers": {"X-Auth-Token": token}, "timeout": 60})
+        "headers": rig.key("h"), "timeout": 60})
     with rig.cloud.network(port, "--db", str(path / "network.db"), "--compute-url", rig.compute.url):
         asked.start()
         until(lambda: requests.get(f"http://127.0.0.1:{port}/v2.0/agents", headers={"X-Auth-Token": token},

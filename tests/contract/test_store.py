@@ -15,8 +15,11 @@ from common import errors, ids, states
 from common.clock import SECOND, Clock
 from common.context import RequestContext
 from common.models import HostInventory, Result, Sync
-from common.store import actions, allocations, doctor, guests, hosts, schema, services
+from common.store import doctor, schema
 from common.store.engine import Store, for_update, insert_ignore, now
+from common.store.hosts import hosts, services
+from common.store.placement import allocations
+from common.store.servers import actions, guests
 from conductor import reports
 from tests.workflows.simulator import Cloud, Time
 
@@ -50,7 +53,7 @@ def in_parallel(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def new_host(store: Store, name: str, vcpus: int = 10) -> None:
-    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000)))
+    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory("memory", 1, name, vcpus, 10240, 1000)))
 
 
 def active_server(store: Store) -> str:
@@ -97,13 +100,13 @@ def test_claims_never_exceed_capacity(store: Store) -> None:
     new_host(store, "h1")
 
     def claim(number: int) -> str | None:
-        wish = allocations.Wish(ids.new(), "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, ["h1"])
+        request = allocations.ClaimRequest(ids.new(), "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, ["h1"])
 
         def work(tx: sa.Connection) -> str | None:
-            allocations.claim(tx, [wish])
-            if wish.host:
-                guests.add(tx, [{"server_id": wish.consumer, "host": wish.host, "fence": 1}])
-            return wish.host
+            allocations.claim(tx, [request])
+            if request.host:
+                guests.add(tx, [{"server_id": request.consumer, "host": request.host, "fence": 1}])
+            return request.host
         return store.write(work)
     got = in_parallel(24, claim)
     assert got.count("h1") == 10
@@ -119,9 +122,9 @@ def test_a_claim_respects_reserved_and_units(store: Store) -> None:
         schema.inventories.c.resource_class == "VCPU").values(reserved=4, max_unit=3)))
 
     def claim(vcpus: int) -> str | None:
-        wish = allocations.Wish(ids.new(), "project", "user", {"VCPU": vcpus}, ["h1"])
-        store.write(lambda tx: allocations.claim(tx, [wish]))
-        return wish.host
+        request = allocations.ClaimRequest(ids.new(), "project", "user", {"VCPU": vcpus}, ["h1"])
+        store.write(lambda tx: allocations.claim(tx, [request]))
+        return request.host
     assert [claim(4), claim(3), claim(3), claim(1)] == [None, "h1", "h1", None]
 
 
@@ -134,6 +137,16 @@ def test_one_of_many_racing_actions_takes_the_server(store: Store) -> None:
     assert sum(isinstance(result, str) for result in results) == 1
     assert {type(result) for result in results if not isinstance(result, str)} == {errors.WrongState}
     assert store.read(doctor.check) == []
+
+
+def test_a_busy_server_names_the_action_that_holds_it(store: Store) -> None:
+    server = active_server(store)
+
+    def attach() -> str:
+        return store.write(lambda tx: actions.begin(tx, states.row("attach_interface"), server, context=USER))
+    attach()
+    with pytest.raises(errors.Busy, match="is busy with the action 'attach_interface'; try again when it has ended"):
+        attach()
 
 
 def test_deletes_race_with_everything(store: Store) -> None:
@@ -254,10 +267,10 @@ def test_insert_ignore_keeps_the_row_that_is_there(store: Store) -> None:
 def test_a_debt_is_struck_only_under_its_own_or_a_later_fence(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
-    store.write(lambda tx: guests.owe(tx, server, 5))
-    assert store.write(lambda tx: guests.pay(tx, [(server, host, 4)])) == set()
-    assert store.write(lambda tx: guests.pay(tx, [(server, "elsewhere", 5)])) == set()
-    assert store.write(lambda tx: guests.pay(tx, [(server, host, 5)])) == {server}
+    store.write(lambda tx: guests.add_debt(tx, server, 5))
+    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 4)])) == set()
+    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, "elsewhere", 5)])) == set()
+    assert store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 5)])) == {server}
     for table in (schema.guests, schema.allocations, schema.consumers):
         assert store.read(lambda tx, table=table: tx.scalar(sa.select(sa.func.count()).select_from(table))) == 0
 
@@ -281,12 +294,12 @@ def test_silence_is_judged_only_when_most_are_heard(store: Store) -> None:
     assert store.read(lambda tx: services.is_up(tx, "h1"))
 
 
-def test_each_hello_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> None:
+def test_each_registration_is_a_new_session_and_a_new_boot_is_noticed(store: Store) -> None:
     inventory = HostInventory("memory", 1, "h1", 4, 1024, 10, traits=["COMPUTE_NODE"])
 
-    def hello(boot: str) -> tuple[int, bool]:
-        return store.write(lambda tx: hosts.hello(tx, "h1", boot, inventory))
-    sessions, booted = zip(*(hello(boot) for boot in ("b1", "b1", "b2")), strict=True)
+    def registration(boot: str) -> tuple[int, bool]:
+        return store.write(lambda tx: hosts.register(tx, "h1", boot, inventory))
+    sessions, booted = zip(*(registration(boot) for boot in ("b1", "b1", "b2")), strict=True)
     assert (len({0, *sessions}), booted) == (4, (False, False, True))
     found = store.read(hosts.list_all)[0]
     assert (found["up"], found["disabled"], found["running_vms"]) == (True, False, 0)
@@ -306,7 +319,7 @@ def test_the_real_clock_never_goes_back() -> None:
     assert clock.monotonic() <= clock.monotonic()
 
 
-def test_a_hello_among_results_locks_providers_after_servers(store: Store) -> None:
+def test_a_registration_among_results_locks_providers_after_servers(store: Store) -> None:
     """As claims do; else the two wait for each other."""
     if store.dialect_name == "sqlite":
         return                                  # its writers are alone
@@ -314,13 +327,13 @@ def test_a_hello_among_results_locks_providers_after_servers(store: Store) -> No
     cloud.round()
     server = cloud.create()[0]
     cloud.settle()
-    hello = Sync("h1", 0, "boot-2", inventory=cloud.hosts["h1"].driver.inventory())
+    registration = Sync("h1", 0, "boot-2", inventory=cloud.hosts["h1"].driver.inventory())
     told = Sync("h2", store.read(lambda tx: hosts.sessions(tx, ["h2"]))["h2"], "boot", results=[
         Result(f"{ids.new()}/build/1", server, 1, "done")])
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             actions.lock_servers(tx, [server])
-            done = pool.submit(reports.handle, cloud.engine, [hello, told])
+            done = pool.submit(reports.handle, cloud.engine, [registration, told])
             wait([done], timeout=1)
             assert not done.done()
             free = sa.select(schema.providers.c.id).where(schema.providers.c.host == "h1").with_for_update(nowait=True)

@@ -16,24 +16,27 @@ import sqlalchemy as sa
 
 from common import ids
 from common.clock import SECOND
-from common.hardware import CellWish, DeviceWish, Hardware
-from common.models import Cell, Device, Fitting, HostInventory
-from common.store import allocations, doctor, guests, hosts, schema, server_groups, services
-from common.store.allocations import Patience, Wish
+from common.hardware import DeviceRequest, Hardware, NumaNodeRequest
+from common.models import Device, HardwareAssignment, HostInventory, NumaNode
+from common.store import doctor, schema
 from common.store.engine import Connection, Store, now
+from common.store.hosts import hosts, services
+from common.store.placement import allocations
+from common.store.placement.allocations import ClaimRequest, FailedBuildLimit
+from common.store.servers import guests, server_groups
 from common.wire import from_wire, to_wire
 
 SMALL = {"VCPU": 1, "MEMORY_MB": 64}
-PINNED = Hardware(cells=(CellWish((0, 1), 256),), dedicated=frozenset({0, 1}))
-WITH_DEVICE = Hardware(devices=(DeviceWish("net", 1, (("8086", "10ed"),)),))
+PINNED = Hardware(numa_nodes=(NumaNodeRequest((0, 1), 256),), dedicated=frozenset({0, 1}))
+WITH_DEVICE = Hardware(devices=(DeviceRequest("net", 1, (("8086", "10ed"),)),))
 
 
 def new_host(store: Store, name: str, vcpus: int = 10, pcpus: int = 0, devices: int = 0) -> None:
-    """A host of one cell, whose CPUs 100, 101 … a guest can have for itself."""
-    cell = Cell(0, list(range(vcpus)), list(range(100, 100 + pcpus)), 10240)
+    """A host of one NUMA node, whose CPUs 100, 101 … a guest can have for itself."""
+    numa_node = NumaNode(0, list(range(vcpus)), list(range(100, 100 + pcpus)), 10240)
     parts = [Device(f"0000:81:00.{number}", "8086", "10ed") for number in range(devices)]
-    store.write(lambda tx: hosts.hello(tx, name, "boot", HostInventory(
-        "memory", 1, name, vcpus, 10240, 1000, pcpus=pcpus, cells=[cell], devices=parts)))
+    store.write(lambda tx: hosts.register(tx, name, "boot", HostInventory(
+        "memory", 1, name, vcpus, 10240, 1000, pcpus=pcpus, numa_nodes=[numa_node], devices=parts)))
 
 
 def new_group(store: Store, policy: str, members: Sequence[str], most: int | None = None) -> str:
@@ -47,23 +50,25 @@ def new_group(store: Store, policy: str, members: Sequence[str], most: int | Non
     return store.write(work)
 
 
-def wish(names: Sequence[str], server: str | None = None, **more: Any) -> Wish:
-    return Wish(server or ids.new(), "project", "user", more.pop("resources", SMALL), list(names), **more)
+def request(names: Sequence[str], server: str | None = None, **more: Any) -> ClaimRequest:
+    return ClaimRequest(server or ids.new(), "project", "user", more.pop("resources", SMALL), list(names), **more)
 
 
-def claim(store: Store, *wishes: Wish, patience: Patience | None = None) -> list[str | None]:
+def claim(store: Store, *requests: ClaimRequest,
+          failed_build_limit: FailedBuildLimit | None = None) -> list[str | None]:
     """Claim and keep the guests, as the conductor does; the hosts."""
     def work(tx: Connection) -> None:
-        allocations.claim(tx, wishes, patience)
+        allocations.claim(tx, requests, failed_build_limit)
         guests.add(tx, [{"server_id": one.consumer, "host": one.host, "fence": 1,
-                         "fitting": to_wire(one.fitting) if one.fitting else None} for one in wishes if one.host])
+                         "assignment": to_wire(one.assignment) if one.assignment else None} for one in requests
+                         if one.host])
     store.write(work)
-    return [one.host for one in wishes]
+    return [one.host for one in requests]
 
 
 def let_go(store: Store, server: str, host: str) -> None:
-    store.write(lambda tx: guests.owe(tx, server, 1))
-    store.write(lambda tx: guests.pay(tx, [(server, host, 1)]))
+    store.write(lambda tx: guests.add_debt(tx, server, 1))
+    store.write(lambda tx: guests.confirm_debts(tx, [(server, host, 1)]))
 
 
 def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
@@ -77,7 +82,7 @@ def failed(store: Store, host: str, times: int, seconds_ago: int = 0) -> None:
 def placement(store: Store) -> list[doctor.Finding]:
     """What the oracle says of these claims, which have no servers."""
     return [finding for finding in store.read(doctor.check)
-            if finding.invariant in ("capacity", "group-policy", "fitting-exact", "consumer")]
+            if finding.invariant in ("capacity", "group-policy", "assignment-exact", "consumer")]
 
 
 # --- groups ---
@@ -86,12 +91,13 @@ def test_anti_affinity_allows_so_many_a_host_also_within_one_transaction(store: 
         new_host(store, name)
     servers = [ids.new() for _ in range(6)]
     group = new_group(store, "anti-affinity", servers, most=2)
-    wishes = [wish(["h1", "h2"] if number % 2 else ["h2", "h1"], server, group=group)
+    requests = [request(["h1", "h2"] if number % 2 else ["h2", "h1"], server, group=group)
               for number, server in enumerate(servers)]
-    assert Counter(claim(store, *wishes)) == {"h1": 2, "h2": 2, None: 2}
-    assert wishes[-1].refused == "its server group's policy anti-affinity"
-    let_go(store, wishes[0].consumer, "h2")
-    assert claim(store, wish(["h1"], servers[4], group=group), wish(["h2"], servers[5], group=group)) == [None, "h2"]
+    assert Counter(claim(store, *requests)) == {"h1": 2, "h2": 2, None: 2}
+    assert requests[-1].refused == "its server group's policy anti-affinity"
+    let_go(store, requests[0].consumer, "h2")
+    assert claim(store, request(["h1"], servers[4], group=group), request(["h2"], servers[5], group=group)) == [None,
+                                                                                                                "h2"]
 
 
 def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) -> None:
@@ -99,22 +105,22 @@ def test_affinity_follows_the_members_and_not_the_server_itself(store: Store) ->
         new_host(store, name)
     first, second = ids.new(), ids.new()
     group = new_group(store, "affinity", [first, second])
-    assert claim(store, wish(["h1"], first, group=group)) == ["h1"]
-    assert claim(store, wish(["h2"], second, group=group)) == [None]
-    assert claim(store, wish(["h2", "h1"], second, group=group), wish(["h1"])) == ["h1", "h1"]
+    assert claim(store, request(["h1"], first, group=group)) == ["h1"]
+    assert claim(store, request(["h2"], second, group=group)) == [None]
+    assert claim(store, request(["h2", "h1"], second, group=group), request(["h1"])) == ["h1", "h1"]
     let_go(store, second, "h1")
-    assert claim(store, wish(["h1"], second, group=group)) == ["h1"]
+    assert claim(store, request(["h1"], second, group=group)) == ["h1"]
     let_go(store, first, "h1")
     let_go(store, second, "h1")
-    assert claim(store, wish(["h2"], first, group=group)) == ["h2"], "nobody is left to follow"
+    assert claim(store, request(["h2"], first, group=group)) == ["h2"], "nobody is left to follow"
 
 
 def test_soft_policies_and_groups_that_are_gone_forbid_nothing(store: Store) -> None:
     new_host(store, "h1")
     servers = [ids.new() for _ in range(2)]
     soft = new_group(store, "soft-anti-affinity", servers)
-    assert claim(store, *(wish(["h1"], server, group=soft) for server in servers)) == ["h1", "h1"]
-    assert claim(store, wish(["h1"], group=ids.new())) == ["h1"]
+    assert claim(store, *(request(["h1"], server, group=soft) for server in servers)) == ["h1", "h1"]
+    assert claim(store, request(["h1"], group=ids.new())) == ["h1"]
 
 
 @pytest.mark.parametrize(("policy", "placed"), [("affinity", 60), ("anti-affinity", 6)])
@@ -132,7 +138,8 @@ def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, pla
         found = []
         for server, order in list(zip(servers, orders, strict=True))[number::12]:
             # What the scheduler would do when it is asked again: another host first.
-            found += [next((name for name in order if claim(store, wish([name], server, group=group)) == [name]), None)]
+            found += [next((name for name in order if claim(store, request([name], server, group=group)) == [name]),
+                           None)]
         return found
     with ThreadPoolExecutor(12) as pool:
         got = Counter(host for hosts_ in pool.map(worker, range(12)) for host in hosts_ if host)
@@ -145,18 +152,18 @@ def test_a_hard_group_holds_under_parallel_claims(store: Store, policy: str, pla
 def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: Store) -> None:
     new_host(store, "h1", pcpus=4, devices=1)
     need = {"PCPU": 2, "MEMORY_MB": 256}
-    wishes = [wish(["h1"], hardware=PINNED, resources=need) for _ in range(3)]
-    assert claim(store, *wishes) == ["h1", "h1", None]
-    taken = [set(one.fitting.cells[0].pins.values()) for one in wishes if one.fitting]
+    requests = [request(["h1"], hardware=PINNED, resources=need) for _ in range(3)]
+    assert claim(store, *requests) == ["h1", "h1", None]
+    taken = [set(one.assignment.numa_nodes[0].pins.values()) for one in requests if one.assignment]
     assert [len(one) for one in taken] == [2, 2]
     assert taken[0].isdisjoint(taken[1])
-    with_device = wish(["h1"], hardware=WITH_DEVICE)
+    with_device = request(["h1"], hardware=WITH_DEVICE)
     assert claim(store, with_device) == ["h1"]
-    another = wish(["h1"], hardware=WITH_DEVICE)
+    another = request(["h1"], hardware=WITH_DEVICE)
     assert (claim(store, another), another.refused) == ([None], "no CPUs, memory pages or devices that fit")
-    store.write(lambda tx: guests.owe(tx, with_device.consumer, 1))
+    store.write(lambda tx: guests.add_debt(tx, with_device.consumer, 1))
     assert claim(store, another) == [None], "a debt may still hold it"
-    store.write(lambda tx: guests.pay(tx, [(with_device.consumer, "h1", 1)]))
+    store.write(lambda tx: guests.confirm_debts(tx, [(with_device.consumer, "h1", 1)]))
     assert claim(store, another) == ["h1"]
     assert placement(store) == []
 
@@ -164,7 +171,7 @@ def test_who_gets_cpus_or_a_device_has_them_alone_until_its_debt_is_paid(store: 
 def test_a_host_without_the_parts_is_refused_and_the_next_one_taken(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2", devices=1)
-    assert claim(store, wish(["h1", "h2"], hardware=WITH_DEVICE), wish(["h2"])) == ["h2", "h2"]
+    assert claim(store, request(["h1", "h2"], hardware=WITH_DEVICE), request(["h2"])) == ["h2", "h2"]
 
 
 # --- hosts on which builds fail ---
@@ -172,18 +179,18 @@ def test_a_host_on_which_builds_fail_is_left_out_and_tried_with_one_server(store
     new_host(store, "h1")
     new_host(store, "h2")
     failed(store, "h1", 4)
-    first = wish(["h1"])
+    first = request(["h1"])
     assert (claim(store, first), first.tried) == (["h1"], True), "four are not five"
     failed(store, "h1", 1)
-    left_out = wish(["h1"])
+    left_out = request(["h1"])
     assert (claim(store, left_out), left_out.refused) == ([None], "builds fail there")
-    assert claim(store, wish(["h1", "h2"]), wish(["h2"])) == ["h2", "h2"]
-    assert claim(store, wish(["h1"], forced=True)) == ["h1"]
+    assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"]
+    assert claim(store, request(["h1"], forced=True)) == ["h1"]
     failed(store, "h1", 0, seconds_ago=301)
-    assert claim(store, wish(["h1"]), wish(["h1"])) == ["h1", None], "one at a time"
-    assert claim(store, wish(["h1"])) == [None]
-    assert claim(store, wish(["h1"]), patience=Patience(failures=0)) == ["h1"]
-    assert claim(store, wish(["h1"]), patience=Patience(failures=6)) == ["h1"]
+    assert claim(store, request(["h1"]), request(["h1"])) == ["h1", None], "one at a time"
+    assert claim(store, request(["h1"])) == [None]
+    assert claim(store, request(["h1"]), failed_build_limit=FailedBuildLimit(failures=0)) == ["h1"]
+    assert claim(store, request(["h1"]), failed_build_limit=FailedBuildLimit(failures=6)) == ["h1"]
 
 
 def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
@@ -193,7 +200,7 @@ def test_of_many_parallel_claims_one_tries_the_host(store: Store) -> None:
 
     def one(number: int) -> list[str | None]:
         start.wait()
-        return claim(store, wish(["h1"]))
+        return claim(store, request(["h1"]))
     with ThreadPoolExecutor(8) as pool:
         assert Counter(host for found in pool.map(one, range(8)) for host in found) == {"h1": 1, None: 7}
 
@@ -202,7 +209,7 @@ def test_a_build_that_worked_makes_the_host_as_good_as_any(store: Store) -> None
     new_host(store, "h1")
     failed(store, "h1", 7)
     store.write(lambda tx: allocations.judge(tx, [("h1", 0)]))
-    again = wish(["h1"])
+    again = request(["h1"])
     assert (claim(store, again), again.tried) == (["h1"], False)
 
 
@@ -214,13 +221,14 @@ def disable(tx: Connection, host: str, disabled: bool = True) -> None:
 def test_a_disabled_host_gets_who_is_forced_there_and_keeps_who_stays(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2")
-    stays, late = wish(["h1"]), wish(["h1"])
+    stays, late = request(["h1"]), request(["h1"])
     assert claim(store, stays) == ["h1"]
     store.write(lambda tx: disable(tx, "h1"))
     assert (claim(store, late), late.refused) == ([None], "disabled")
-    assert claim(store, wish(["h1", "h2"]), wish(["h2"])) == ["h2", "h2"], "the next alternate"
-    assert claim(store, wish(["h1"], forced=True)) == ["h1"]
-    larger = wish(["h1"], stays.consumer, resources={"VCPU": 2, "MEMORY_MB": 64}, leaves=("h1", ids.new()), has=SMALL)
+    assert claim(store, request(["h1", "h2"]), request(["h2"])) == ["h2", "h2"], "the next alternate"
+    assert claim(store, request(["h1"], forced=True)) == ["h1"]
+    larger = request(["h1"], stays.consumer, resources={"VCPU": 2, "MEMORY_MB": 64}, leaves=("h1", ids.new()),
+                     has=SMALL)
     store.write(lambda tx: allocations.claim(tx, [larger]))
     assert larger.host == "h1", "it was there before"
     store.write(lambda tx: disable(tx, "h1", False))
@@ -231,10 +239,10 @@ def test_who_leaves_a_disabled_host_comes_back_to_it(store: Store) -> None:
     """Only who is new is refused: what a migration holds there for the way back is its server's again."""
     new_host(store, "h1")
     new_host(store, "h2")
-    moves, migration = wish(["h1"]), ids.new()
+    moves, migration = request(["h1"]), ids.new()
     assert claim(store, moves) == ["h1"]
     store.write(lambda tx: disable(tx, "h1"))
-    there = wish(["h2"], moves.consumer, leaves=("h1", migration))
+    there = request(["h2"], moves.consumer, leaves=("h1", migration))
     store.write(lambda tx: allocations.claim(tx, [there]))
     assert there.host == "h2"
     store.write(lambda tx: allocations.hand_back(tx, migration, moves.consumer, "h1"))
@@ -253,7 +261,7 @@ def test_a_claim_that_waits_for_who_disables_the_host_is_refused(store: Store) -
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             disable(tx, "h1")
-            late = wish(["h1"])
+            late = request(["h1"])
             outcome = pool.submit(claim, store, late)
             with pytest.raises(NotYet):       # on SQLite it waits to write at all
                 outcome.result(timeout=0.5)
@@ -277,29 +285,30 @@ def test_random_parallel_claims_keep_every_promise(store: Store, seed: int) -> N
         pools = {policy: servers[number::8] for policy, servers in members.items()}
         start.wait()
         for _ in range(12):
-            wishes = [_random_wish(draw, names, pools, groups) for _ in range(draw.randint(1, 4))]
-            claim(store, *wishes)
-            mine += [(one.consumer, one.host) for one in wishes if one.host]
+            requests = [_random_request(draw, names, pools, groups) for _ in range(draw.randint(1, 4))]
+            claim(store, *requests)
+            mine += [(one.consumer, one.host) for one in requests if one.host]
             while mine and draw.random() < 0.4:
                 let_go(store, *mine.pop(draw.randrange(len(mine))))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(worker, range(8)))
     assert placement(store) == []
-    held = [from_wire(Fitting, row.fitting) for row in store.read(lambda tx: tx.execute(
-        sa.select(schema.guests.c.fitting).where(schema.guests.c.fitting.is_not(None))).all())]
-    assert all(one.cells or one.devices for one in held)
+    held = [from_wire(HardwareAssignment, row.assignment) for row in store.read(lambda tx: tx.execute(
+        sa.select(schema.guests.c.assignment).where(schema.guests.c.assignment.is_not(None))).all())]
+    assert all(one.numa_nodes or one.devices for one in held)
     for name in names:
         used = store.read(lambda tx, name=name: hosts.list_all(tx, name))[0]["inventory"]
         assert all(stock["used"] <= stock["total"] * stock["ratio"] for stock in used.values())
 
 
-def _random_wish(draw: random.Random, names: list[str], pools: dict[str, list[str]], groups: dict[str, str]) -> Wish:
+def _random_request(draw: random.Random, names: list[str], pools: dict[str, list[str]],
+                    groups: dict[str, str]) -> ClaimRequest:
     order = draw.sample(names, draw.randint(1, 3))
     match draw.choice(("plain", "pinned", "device", "affinity", "anti-affinity")):
         case "pinned":
-            return wish(order, hardware=PINNED, resources={"PCPU": 2, "MEMORY_MB": 256})
+            return request(order, hardware=PINNED, resources={"PCPU": 2, "MEMORY_MB": 256})
         case "device":
-            return wish(order, hardware=WITH_DEVICE)
+            return request(order, hardware=WITH_DEVICE)
         case ("affinity" | "anti-affinity") as policy if pools[policy]:
-            return wish(order, pools[policy].pop(), group=groups[policy])
-    return wish(order)
+            return request(order, pools[policy].pop(), group=groups[policy])
+    return request(order)

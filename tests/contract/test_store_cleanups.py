@@ -7,8 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from common import states
-from common.store import cleanups, schema
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.neighbours import cleanups
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 KINDS = (cleanups.PORT, cleanups.BINDING)

@@ -9,9 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from common.models import Cell, Device, FittedCell, Fitting, HostInventory
-from common.store import allocations, doctor, guests, hosts, inventories, schema, server_groups, services
+from common.clock import SECOND
+from common.models import AssignedNumaNode, Device, HardwareAssignment, HostInventory, NumaNode
+from common.store import doctor, schema
 from common.store.engine import Connection, Store, now
+from common.store.hosts import hosts, services
+from common.store.notifications import outbox
+from common.store.placement import allocations, inventories
+from common.store.servers import guests, server_groups
 from common.wire import to_wire
 
 Broken = Callable[[Connection], Any]
@@ -27,9 +32,9 @@ def store(upgraded_url: str) -> Iterator[Store]:
 
 
 def fill(tx: Connection) -> None:
-    cell = Cell(0, [0, 1], [4, 5], 4096, pages={"2048": 8})
+    numa_node = NumaNode(0, [0, 1], [4, 5], 4096, pages={"2048": 8})
     for host in ("h1", "h2"):
-        hosts.hello(tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100, cells=[cell],
+        hosts.register(tx, host, "boot", HostInventory("memory", 1, host, 8, 4096, 100, numa_nodes=[numa_node],
                                                     devices=[Device("0000:81:00.0", "8086", "10ed")]))
     group = server_groups.create(tx, {"project_id": "p", "user_id": "u", "name": "g", "policy": "anti-affinity",
                                       "rules": {"max_server_per_host": 2}}).id
@@ -51,21 +56,22 @@ def place(tx: Connection, server: str, host: str) -> None:
         flavor={"id": "1", "name": "f", "vcpus": 1, "memory_mb": 64, "root_gb": 1}, flavor_id="1", vcpus=1,
         memory_mb=64, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[], reservation_id="r",
         created_at=now(), updated_at=now()))
-    allocations.claim(tx, [allocations.Wish(server, "p", "u", {"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1}, [host])])
+    allocations.claim(tx, [allocations.ClaimRequest(server, "p", "u", {"VCPU": 1, "MEMORY_MB": 64, "DISK_GB": 1},
+                                                    [host])])
     guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
 
 
-def holds(*held: tuple[str, Fitting]) -> Broken:
+def holds(*held: tuple[str, HardwareAssignment]) -> Broken:
     """These servers hold these parts of their hosts."""
     def work(tx: Connection) -> None:
-        for server, fitting in held:
+        for server, assignment in held:
             tx.execute(sa.update(schema.guests).where(schema.guests.c.server_id == server).values(
-                fitting=to_wire(fitting)))
+                assignment=to_wire(assignment)))
     return work
 
 
-def cell(cpu: int, memory_mb: int = 4, page_kb: int = 0) -> Fitting:
-    return Fitting([FittedCell(0, [0], {"0": cpu}, memory_mb, page_kb)])
+def numa_node(cpu: int, memory_mb: int = 4, page_kb: int = 0) -> HardwareAssignment:
+    return HardwareAssignment([AssignedNumaNode(0, [0], {"0": cpu}, memory_mb, page_kb)])
 
 
 def move(server: str, host: str) -> Broken:
@@ -82,6 +88,12 @@ def changed(table: sa.Table, condition: Any, **values: Any) -> Broken:
     return lambda tx: tx.execute(sa.update(table).where(condition).values(**values))
 
 
+def unsent(age: int) -> Broken:
+    """A notification has waited for so long."""
+    return lambda tx: tx.execute(sa.insert(schema.notifications).values(
+        event="flavor.create", key="1", publisher="nova-api:a", body={}, created_at=now() - age))
+
+
 INVENTORY, ALLOCATION = schema.inventories.c, schema.allocations.c
 BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
     "more held": (changed(schema.allocations, sa.and_(ALLOCATION.consumer_id == "s1", ALLOCATION.resource_class ==
@@ -90,15 +102,19 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
                  {("capacity", "h1"), ("capacity", "h2")}, "2 of 1 VCPU are given out"),
     "no inventory": (lambda tx: tx.execute(sa.delete(schema.inventories).where(
         INVENTORY.resource_class == "DISK_GB", INVENTORY.provider_id == 1)), {("capacity", "1")}, "of no inventory"),
-    "not asked for": (holds(("s0", Fitting(devices=["0000:81:00.0"]))), {("fitting-exact", "s0")}, "does not ask for"),
-    "one CPU twice": (holds(("s0", cell(4)), ("s1", cell(4))), {("fitting-exact", "h1")}, "CPU 4 is held by s0, s1"),
-    "one device twice": (holds(("s2", Fitting(devices=["0000:81:00.0"])), ("s3", Fitting(devices=["0000:81:00.0"]))),
-                         {("fitting-exact", "h2")}, "device 0000:81:00.0 is held by s2, s3"),
-    "a CPU that is none": (holds(("s0", cell(1))), {("fitting-exact", "s0")}, "holds CPUs [1] that cell 0 of h1"),
-    "a device that is none": (holds(("s0", Fitting(devices=["0000:99:00.0"]))), {("fitting-exact", "s0")},
+    "not asked for": (holds(("s0", HardwareAssignment(devices=["0000:81:00.0"]))), {("assignment-exact", "s0")},
+                      "does not ask for"),
+    "one CPU twice": (holds(("s0", numa_node(4)), ("s1", numa_node(4))), {("assignment-exact", "h1")},
+                      "CPU 4 is held by s0, s1"),
+    "one device twice": (holds(("s2", HardwareAssignment(devices=["0000:81:00.0"])),
+                               ("s3", HardwareAssignment(devices=["0000:81:00.0"]))),
+                         {("assignment-exact", "h2")}, "device 0000:81:00.0 is held by s2, s3"),
+    "a CPU that is none": (holds(("s0", numa_node(1))), {("assignment-exact", "s0")},
+                           "holds CPUs [1] that NUMA node 0 of h1"),
+    "a device that is none": (holds(("s0", HardwareAssignment(devices=["0000:99:00.0"]))), {("assignment-exact", "s0")},
                               "that h1 does not give out"),
-    "pages": (holds(("s0", cell(4, 10, 2048)), ("s1", cell(5, 8, 2048))), {("fitting-exact", "h1")},
-              "9 of 8 pages of 2048 KiB in cell 0 are held"),
+    "pages": (holds(("s0", numa_node(4, 10, 2048)), ("s1", numa_node(5, 8, 2048))), {("assignment-exact", "h1")},
+              "9 of 8 pages of 2048 KiB in NUMA node 0 are held"),
     "counted for the quota": (lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == "s1").values(
         vcpus=2)), {("counted", "s1")}, "it has or may get {'vcpus': 1, 'memory_mb': 64}"),
     "anti-affinity": (move("s2", "h1"), {("group-policy", "*")}, "3 of its servers are on h1"),
@@ -112,6 +128,7 @@ BREAKS: dict[str, tuple[Broken, set[tuple[str, str]], str]] = {
                 {("aggregate-host", "h9")}, "no such host"),
     "no aggregate": (lambda tx: tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=9, host="h2")),
                      {("aggregate-host", "h2")}, "no such aggregate"),
+    "notifications": (unsent(outbox.LATE + SECOND), {("notifications-sent", "outbox")}, "none was sent since"),
     "two zones": (changed(schema.aggregates, schema.aggregates.c.id == 2, meta={"availability_zone": "az2"}),
                   {("one-zone", "h1")}, "is in the zones az1, az2"),
 }
@@ -123,11 +140,16 @@ def test_what_is_broken_is_found_and_named(store: Store, name: str) -> None:
     break_it, expected, text = BREAKS[name]
     store.write(break_it)
     found = store.read(doctor.check)
-    # A fitting set by hand is also one that the flavor does not ask for.
-    extra = {("fitting-exact", row) for row in ("s0", "s1", "s2", "s3")}
+    # An assignment set by hand is also one that the flavor does not ask for.
+    extra = {("assignment-exact", row) for row in ("s0", "s1", "s2", "s3")}
     told = {(finding.invariant, "*" if finding.invariant == "group-policy" else finding.subject) for finding in found}
     assert expected <= told <= expected | extra
     assert any(text in finding.text for finding in found), found
+
+
+def test_notifications_that_wait_a_while_are_none_of_the_doctors(store: Store) -> None:
+    store.write(unsent(outbox.LATE - 60 * SECOND))
+    assert store.read(doctor.check) == []
 
 
 def test_a_capacity_that_was_cut_under_what_is_used_is_nobodys_claim(store: Store) -> None:

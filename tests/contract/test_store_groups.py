@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from common import ids
-from common.store import schema, server_groups
+from common.store import schema
 from common.store.engine import Connection, Store
+from common.store.servers import server_groups
 
 ROUNDS, MANY = 25, 250
 

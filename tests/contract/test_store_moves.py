@@ -15,10 +15,13 @@ import sqlalchemy as sa
 from common import errors, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
-from common.models import Flavor, HostInventory
-from common.store import actions, allocations, doctor, guests, hosts, migrations, schema, services, upgrades
-from common.store.allocations import Wish
+from common.models import Control, Flavor, HostInventory
+from common.store import doctor, schema, upgrades
 from common.store.engine import Store, now
+from common.store.hosts import hosts, services
+from common.store.placement import allocations
+from common.store.placement.allocations import ClaimRequest
+from common.store.servers import actions, guests, migrations
 from common.wire import from_wire, to_wire
 from tests.contract.test_store import Realtime, in_parallel
 from tests.workflows.simulator import FLAVOR, Cloud
@@ -29,7 +32,7 @@ BIGGER = replace(FLAVOR, id="2", name="m1.bigger", vcpus=2, memory_mb=256, root_
 
 @pytest.fixture
 def cloud(store: Store) -> Cloud:
-    """Two hosts that have said hello."""
+    """Two hosts that have registered."""
     made = Cloud(store, Realtime())
     made.round()
     return made
@@ -93,7 +96,7 @@ def test_migration_is_reverted(cloud: Cloud, store: Store) -> None:
 @pytest.mark.parametrize("ending", ["confirmResize", "revertResize"])
 def test_resize_stays_on_its_host(store: Store, ending: str) -> None:
     cloud = Cloud(store, Realtime(), hosts=1)
-    cloud.engine = replace(cloud.engine, may_resize_here=True)
+    cloud.engine = replace(cloud.engine, allow_resize_to_same_host=True)
     cloud.round()
     server = server_on(cloud, "h1")
     smaller = replace(BIGGER, memory_mb=64)
@@ -220,15 +223,15 @@ def test_pages_hold_what_is_asked_for(store: Store, asked: dict[str, Any], found
 
 def test_wishes_are_heard_in_their_statuses_only(store: Store) -> None:
     made = rows(store, 2)
-    assert not store.write(lambda tx: migrations.wish(tx, made[0], migrations.ABORT, migrations.QUEUED))
-    assert store.write(lambda tx: migrations.wish(tx, made[0], migrations.ABORT, migrations.ABORTABLE))
-    [row] = store.read(lambda tx: migrations.wishes_on(tx, "h1"))
-    assert row.wish == "abort"
-    assert store.read(lambda tx: migrations.wishes_on(tx, "h2")) == []
+    assert not store.write(lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.QUEUED))
+    assert store.write(lambda tx: migrations.request_control(tx, made[0], Control.ABORT, migrations.ABORTABLE))
+    [row] = store.read(lambda tx: migrations.requested_controls(tx, "h1"))
+    assert row.requested_control == "abort"
+    assert store.read(lambda tx: migrations.requested_controls(tx, "h2")) == []
     store.write(lambda tx: migrations.measured(tx, {("h1", row.action_id): {"memory_total": 2 ** 40}}))
     assert store.read(lambda tx: migrations.page(tx, source="h1"))[0].progress == {"memory_total": 2 ** 40}
     store.write(lambda tx: migrations.update(tx, {made[0]: {"status": "cancelled"}, made[1]: {"status": "error"}}))
-    assert store.read(lambda tx: migrations.wishes_on(tx, "h1")) == []
+    assert store.read(lambda tx: migrations.requested_controls(tx, "h1")) == []
 
 
 def test_what_nobody_confirms_is_found_when_it_is_old(cloud: Cloud, store: Store) -> None:
@@ -264,7 +267,7 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(cloud: 
         schema.actions.c.state == "waiting"))) == "prepare"
 
     def given_up(*abandoned: tuple[str, str]) -> list[bool]:
-        found = store.read(lambda tx: actions.waiting_in_vain(tx, abandoned, 10))
+        found = store.read(lambda tx: actions.commands_on_dead_hosts(tx, abandoned, 10))
         assert all(row.server_id == server for row in found)
         return [bool(row.dead) for row in found]
 
@@ -287,21 +290,21 @@ def test_only_silent_hosts_that_start_nothing_and_dead_ones_are_given_up(cloud: 
 # --- under races ---
 def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) -> None:
     for name in ("h1", "h2", "h3"):
-        store.write(lambda tx, name=name: hosts.hello(  # type: ignore[misc]
+        store.write(lambda tx, name=name: hosts.register(  # type: ignore[misc]
             tx, name, "boot", HostInventory("memory", 1, name, 24, 10240, 1000)))
     places = {ids.new(): f"h{number % 3 + 1}" for number in range(12)}
 
     def claim(server: str, host: str, leaves: tuple[str, str] | None) -> str:
-        wish = Wish(server, "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, [host], leaves=leaves)
+        request = ClaimRequest(server, "project", "user", {"VCPU": 1, "MEMORY_MB": 64}, [host], leaves=leaves)
 
         def work(tx: sa.Connection) -> None:
-            allocations.claim(tx, [wish])
+            allocations.claim(tx, [request])
             if leaves is not None:
                 guests.hold(tx, server, leaves[0], leaves[1])
             guests.add(tx, [{"server_id": server, "host": host, "fence": 1}])
         store.write(work)
-        assert wish.host is not None
-        return wish.host
+        assert request.host is not None
+        return request.host
     for server, host in places.items():
         claim(server, host, None)
 
@@ -313,17 +316,17 @@ def test_moves_in_both_directions_at_once_lose_and_double_nothing(store: Store) 
         assert {migration, server} == {consumer for consumer, _ in found if consumer in (migration, server)}
 
         def give_up(tx: sa.Connection) -> None:
-            guests.owe(tx, server, 1, host=other)
+            guests.add_debt(tx, server, 1, host=other)
             guests.hold(tx, server, host, None)
             allocations.hand_back(tx, migration, server, host)
         store.write(give_up)
-        store.write(lambda tx: guests.pay(tx, [(server, other, 1)]))
+        store.write(lambda tx: guests.confirm_debts(tx, [(server, other, 1)]))
     assert in_parallel(len(places), there_and_back) == [None] * len(places)
     assert held(store) == {place: {"VCPU": 1, "MEMORY_MB": 64} for place in places.items()}
     assert [one for one in store.read(doctor.check) if one.invariant in ("capacity", "consumer")] == []
 
 
-def test_a_host_that_says_hello_while_it_is_fenced_is_not_forced_down(cloud: Cloud, store: Store) -> None:
+def test_a_host_that_registers_while_it_is_fenced_is_not_forced_down(cloud: Cloud, store: Store) -> None:
     """Whoever is first: what the second writes counts, and it has seen the first."""
     if store.dialect_name == "sqlite":
         return                                  # its writers are alone
@@ -331,7 +334,7 @@ def test_a_host_that_says_hello_while_it_is_fenced_is_not_forced_down(cloud: Clo
     with ThreadPoolExecutor(1) as pool:
         with store.begin() as tx:
             assert not services.are_dead(tx, "h1", locked=True)
-            done = pool.submit(lambda: store.write(lambda one: hosts.greet(one, "h1", "boot-2", inventory)))
+            done = pool.submit(lambda: store.write(lambda one: hosts.open_session(one, "h1", "boot-2", inventory)))
             wait([done], timeout=1)
             assert not done.done(), "it must wait for what becomes of the fencing"
             services.fence(tx, "h1")
@@ -339,13 +342,13 @@ def test_a_host_that_says_hello_while_it_is_fenced_is_not_forced_down(cloud: Clo
     assert not store.read(lambda tx: services.are_dead(tx, "h1"))
 
 
-def test_an_admins_word_outlives_a_hello(cloud: Cloud, store: Store) -> None:
+def test_an_admins_word_outlives_a_registration(cloud: Cloud, store: Store) -> None:
     cloud.force_down("h1")
-    store.write(lambda tx: hosts.greet(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory()))
+    store.write(lambda tx: hosts.open_session(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory()))
     assert store.read(lambda tx: services.are_dead(tx, "h1"))
     store.write(lambda tx: services.fence(tx, "h2"))
     assert store.read(lambda tx: services.are_dead(tx, "h2"))
-    store.write(lambda tx: hosts.greet(tx, "h2", "boot-2", cloud.hosts["h2"].driver.inventory()))
+    store.write(lambda tx: hosts.open_session(tx, "h2", "boot-2", cloud.hosts["h2"].driver.inventory()))
     assert not store.read(lambda tx: services.are_dead(tx, "h2"))
 
 
@@ -365,5 +368,5 @@ def test_what_was_there_before_servers_moved_stays_as_it_was(database_url: str) 
     assert store.read(lambda tx: services.are_dead(tx, "h1"))
     store.write(lambda tx: services.returned(tx, "h1"))
     assert store.read(lambda tx: services.are_dead(tx, "h1")), "an admin's word from before stands"
-    assert store.write(lambda tx: guests.pay(tx, [("s", "h1", 3)])) == {"s"}
+    assert store.write(lambda tx: guests.confirm_debts(tx, [("s", "h1", 3)])) == {"s"}
     store.close()

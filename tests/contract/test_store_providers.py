@@ -12,19 +12,11 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import HostInventory
-from common.store import (
-    allocations,
-    hosts,
-    inventories,
-    provider_search,
-    providers,
-    resource_classes,
-    schema,
-    services,
-    traits,
-)
+from common.store import schema
 from common.store.engine import Connection, Store, now
-from common.store.provider_search import Wanted
+from common.store.hosts import hosts, services
+from common.store.placement import allocations, inventories, provider_search, providers, resource_classes, traits
+from common.store.placement.provider_search import ProviderFilters
 
 PARTS = HostInventory("QEMU", 7002000, "host.cloud", 8, 16384, 100, "192.0.2.1", {}, ratios={"VCPU": 4.0},
                       traits=["COMPUTE_NODE"], reserved_memory_mb=512)
@@ -63,7 +55,7 @@ def make(store: Store, name: str, parent: str | None = None, **stock: Any) -> st
 
 
 def names(store: Store, **wanted: Any) -> list[str]:
-    return [row.name for row in store.read(lambda tx: provider_search.find(tx, Wanted(**wanted)))]
+    return [row.name for row in store.read(lambda tx: provider_search.find(tx, ProviderFilters(**wanted)))]
 
 
 def test_search_counts_what_is_left_in_units_that_are_allowed(store: Store) -> None:
@@ -86,7 +78,7 @@ def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
     group, other = ids.new(), ids.new()
     root = make(store, "root")
     leaf = make(store, "leaf", root)
-    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
     def tag(tx: Connection) -> None:
         traits.create(tx, "CUSTOM_FAST")
@@ -108,11 +100,11 @@ def test_search_by_tree_aggregates_and_traits(store: Store) -> None:
 def test_an_aggregate_is_one_in_either_spelling(store: Store) -> None:
     by_hand, rack = ids.new(), ids.new()
     bare = by_hand.replace("-", "")
-    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     with store.begin() as tx:
         tx.execute(sa.insert(schema.aggregates).values(id=1, uuid=rack, name="rack", meta={}, created_at=now()))
         tx.execute(sa.insert(schema.aggregate_hosts).values(aggregate_id=1, host="host"))
-        [row] = provider_search.find(tx, Wanted(name="host"))
+        [row] = provider_search.find(tx, ProviderFilters(name="host"))
         put = providers.set_aggregates(tx, providers.lock(tx, row.uuid), [bare, by_hand, rack.replace("-", "")])
     assert put == [bare, rack]
     assert store.read(lambda tx: providers.aggregates_of(tx, [row.id])) == {row.id: sorted([bare, rack])}
@@ -143,7 +135,7 @@ def test_of_two_writers_with_one_generation_one_is_refused(store: Store) -> None
 def test_one_name_is_given_once(store: Store) -> None:
     outcomes = race(*(lambda: make(store, "same") for _ in range(6)))
     assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
-    assert {type(outcome) for outcome in outcomes} <= {str, providers.Refused}
+    assert {type(outcome) for outcome in outcomes} <= {str, providers.ProviderConflict}
 
 
 def test_a_provider_that_is_given_a_name_while_another_gets_it_is_refused_it(store: Store) -> None:
@@ -151,7 +143,7 @@ def test_a_provider_that_is_given_a_name_while_another_gets_it_is_refused_it(sto
 
     def rename(tx: Connection, uuid: str) -> None:
         providers.rename(tx, providers.lock(tx, uuid), "same")
-    with pytest.raises(providers.Refused, match="name: same already exists"):
+    with pytest.raises(providers.ProviderConflict, match="name: same already exists"):
         second_of_two(store, lambda tx: rename(tx, one), lambda tx: rename(tx, two))
     assert store.read(lambda tx: providers.show(tx, two)).name == "two"
 
@@ -200,24 +192,24 @@ def test_trees_that_swap_their_places_do_not_make_a_ring(store: Store) -> None:
 def test_a_host_takes_over_the_provider_that_was_made_for_it(store: Store) -> None:
     uuid = make(store, "host", CUSTOM_X=3, VCPU=2)
     store.write(lambda tx: traits.put(tx, providers.lock(tx, uuid), [services.DISABLED]))
-    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
     row = store.read(lambda tx: providers.show(tx, uuid))
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert row.host == "host"
     assert (stock["VCPU"].total, stock["VCPU"].allocation_ratio, stock["CUSTOM_X"].total) == (8, 4.0, 3)
     assert services.DISABLED not in store.read(lambda tx: traits.of(tx, [row.id]))[row.id], "its service is enabled"
-    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+    store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
 def test_a_host_does_not_take_over_a_tree(store: Store) -> None:
     make(store, "leaf", make(store, "host"))
     with pytest.raises(errors.Conflict, match="rename it"):
-        store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
+        store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
 
 
 def test_what_is_set_by_hand_outlives_reports(store: Store) -> None:
-    store.write(lambda tx: hosts.hello(tx, "host", "boot", PARTS))
-    uuid = store.read(lambda tx: provider_search.find(tx, Wanted(name="host")))[0].uuid
+    store.write(lambda tx: hosts.register(tx, "host", "boot", PARTS))
+    uuid = store.read(lambda tx: provider_search.find(tx, ProviderFilters(name="host")))[0].uuid
 
     def set_by_hand(tx: Connection) -> None:
         row = providers.lock(tx, uuid)
@@ -240,8 +232,9 @@ def test_a_ratio_means_the_same_to_searches_and_to_claims(store: Store) -> None:
     """Also on a database whose ordinary fractions have seven digits."""
     one = make(store, "one", DISK_GB={"total": 10, "allocation_ratio": 0.9},
                MEMORY_MB={"total": 1000, "allocation_ratio": 1.23456789})
-    [row] = store.read(lambda tx: provider_search.find(tx, Wanted(resources={"DISK_GB": 9, "MEMORY_MB": 1234})))
+    [row] = store.read(lambda tx: provider_search.find(tx,
+                                                       ProviderFilters(resources={"DISK_GB": 9, "MEMORY_MB": 1234})))
     assert row.uuid == one
-    assert store.read(lambda tx: provider_search.find(tx, Wanted(resources={"DISK_GB": 10}))) == []
+    assert store.read(lambda tx: provider_search.find(tx, ProviderFilters(resources={"DISK_GB": 10}))) == []
     stock = store.read(lambda tx: inventories.of(tx, [row.id]))[row.id]
     assert (stock["DISK_GB"].allocation_ratio, stock["MEMORY_MB"].allocation_ratio) == (0.9, 1.23456789)

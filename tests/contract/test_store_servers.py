@@ -15,13 +15,15 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import Flavor
-from common.store import flavors, keypairs, quotas, schema, server_groups, servers
+from common.store import schema
 from common.store.engine import Store
-from common.store.servers import Wanted
+from common.store.servers import server_groups, servers
+from common.store.servers.servers import ServerFilters
+from common.store.tenants import flavors, keypairs, quotas
 from common.wire import to_wire
-from compute_api.creating import Created, Creation, Creator
-from compute_api.dependencies import Settings
-from compute_api.quota import Missing, Unified
+from compute_api.compute.creation import Created, Creation, Creator
+from compute_api.compute.dependencies import ApiSettings
+from compute_api.compute.quota import UnifiedLimits, UnregisteredLimits
 from tests.api.conftest import Cloud
 from tests.api.test_keypairs import SSH
 
@@ -44,7 +46,7 @@ def creation(name: str = "vm", project: str = "p", key: str | None = None, group
 
 
 def names(store: Store, **wanted: Any) -> list[str]:
-    return [row.name for row in store.read(lambda tx: servers.page(tx, Wanted(**wanted)))]
+    return [row.name for row in store.read(lambda tx: servers.page(tx, ServerFilters(**wanted)))]
 
 
 def test_rows_come_as_they_were_written(store: Store) -> None:
@@ -122,10 +124,10 @@ def test_pages_hold_every_row_once_though_keys_are_null(store: Store, sort: Any)
     for number in range(7):
         creator.create(creation(f"s{number % 3}", task_state=[None, "a", "b"][number % 3],
                                 launched_at=[None, 5][number % 2]))
-    whole = [row.id for row in store.read(lambda tx: servers.page(tx, Wanted(sort=sort)))]
+    whole = [row.id for row in store.read(lambda tx: servers.page(tx, ServerFilters(sort=sort)))]
     paged: list[str] = []
     while True:
-        page = Wanted(sort=sort, limit=2, marker=paged[-1] if paged else None)
+        page = ServerFilters(sort=sort, limit=2, marker=paged[-1] if paged else None)
         rows = store.read(lambda tx, page=page: servers.page(tx, page))  # type: ignore[misc]
         if not rows:
             break
@@ -154,7 +156,7 @@ def test_quota_holds_when_many_come_at_once_in_several_processes(store: Store) -
 
 def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
     """Of a resource that no row has a column for."""
-    limits = Unified({"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, Missing())
+    limits = UnifiedLimits({"servers": 99, "class:VCPU": 40, "class:CUSTOM_GOLD": 20}, UnregisteredLimits())
     flavor = to_wire(Flavor("1", "gold", 1, 64, 1, extra_specs={"resources:CUSTOM_GOLD": "2"}))
     creators = [Creator(store, LIMITS), Creator(store, LIMITS)]
 
@@ -175,7 +177,7 @@ def test_keystones_limits_hold_when_many_come_at_once(store: Store) -> None:
 
 def test_of_two_last_key_pairs_of_a_user_one_is_over_quota(store: Store) -> None:
     """Also when they are made in two projects."""
-    cloud = Cloud(store.url, quota={**Settings().quota, "key_pairs": 1})
+    cloud = Cloud(store.url, quota={**ApiSettings().quota, "key_pairs": 1})
     inserted, go = threading.Event(), threading.Event()
 
     def hold(_: Any, __: Any, statement: str, *rest: Any) -> None:
@@ -203,7 +205,7 @@ def test_an_idempotency_key_makes_one_server_however_often_it_comes(store: Store
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda number: creators[number % 2].create(creation(key="k")), range(8)))
     assert len({one.server_id for one in made}) == 1
-    assert sorted(one.again for one in made) == [False] + [True] * 7
+    assert sorted(one.repeated for one in made) == [False] + [True] * 7
     assert len(names(store)) == 1
 
 

@@ -8,13 +8,14 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from common.store import actions, doctor, guests, schema, stuck
+from common.store import doctor, schema
 from common.store.engine import Store
+from common.store.servers import actions, guests, stuck_actions
 from tests.contract.test_store import Realtime
 from tests.workflows.simulator import Cloud
 
-WAYS = {"retry": stuck.retry, "settle": lambda tx, key: stuck.settle(tx, key, "It was given up."),
-        "abort": lambda tx, key: stuck.abort(tx, key, "It was ended.", lambda row: None)}
+WAYS = {"retry": stuck_actions.retry, "settle": lambda tx, key: stuck_actions.settle(tx, key, "It was given up."),
+        "abort": lambda tx, key: stuck_actions.abort(tx, key, "It was ended.", lambda row: None)}
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_each_way_out_of_a_stuck_action(cloud: Cloud, way: str) -> None:
     cloud.advance()
     assert row(cloud, action).state == "stuck"
     assert [(one.id, one.server, bool(one.overdue)) for one in cloud.store.read(
-        lambda tx: stuck.listed(tx, only_stuck=True))] == [(action, "s", False)]
+        lambda tx: stuck_actions.listed(tx, only_stuck=True))] == [(action, "s", False)]
     assert [finding.invariant for finding in cloud.store.read(doctor.check)] == ["stuck"]
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.actions).where(schema.actions.c.id == action).values(
         step="stop")))
@@ -76,7 +77,7 @@ def test_known_debts_are_not_sent_again(cloud: Cloud) -> None:
     cloud.settle()
     with cloud.store.begin() as tx:
         for server in servers:
-            guests.owe(tx, server, 7)
+            guests.add_debt(tx, server, 7)
         found = guests.debts(tx, "h1", 0, 1, {(servers[0], 7), (servers[1], 6)})
     assert [one.server_id for one in found] == [servers[1]]
 

@@ -11,8 +11,9 @@ from alembic.runtime.migration import MigrationContext
 
 from common import errors
 from common.models import HostInventory
-from common.store import hosts, schema, upgrades, version
+from common.store import schema, upgrades, version
 from common.store.engine import Store, insert_many
+from common.store.hosts import hosts
 
 
 def test_upgrades_make_the_schema_and_are_repeatable(store: Store) -> None:
@@ -53,7 +54,7 @@ def test_a_database_of_another_version_is_refused(database_url: str) -> None:
 
 
 def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> None:
-    """An upgrade with rows: what a host reported stays its own, ratios keep their digits, and it says hello again."""
+    """An upgrade with rows: what a host reported stays its own, ratios keep their digits, and it registers again."""
     store = Store(database_url)
     upgrades.upgrade(store, "0003")
     with store.begin() as tx:
@@ -67,7 +68,7 @@ def test_what_hosts_had_before_placement_came_is_theirs(database_url: str) -> No
     stock = store.read(lambda tx: {row.resource_class: row for row in tx.execute(sa.select(schema.inventories))})
     assert {name: (row.reserved, row.allocation_ratio, row.host_reserved, row.host_ratio, row.excess)
             for name, row in stock.items()} == {"VCPU": (0, 0.9, 0, 0.9, 0), "MEMORY_MB": (100, 1.5, 100, 1.5, 0)}
-    store.write(lambda tx: hosts.hello(tx, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000)))
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("memory", 1, "h1", 10, 10240, 1000)))
     assert store.read(lambda tx: tx.scalar(sa.select(schema.providers.c.id))) == 1
     with store.begin() as tx:
         tx.execute(sa.insert(schema.providers).values(uuid="v", name="v", root_uuid="v", created_at=1, changed_at=1))
@@ -100,7 +101,7 @@ def test_a_service_waits_for_the_version_that_it_needs(database_url: str, caplog
                 work()
         upgrades.upgrade(operator, "0006" if upgrades.version(operator) is None else "head")
     with caplog.at_level("INFO"):
-        version.await_fitting(store, waited)
+        version.await_version(store, waited)
     said = [record.getMessage() for record in caplog.records if record.name == version.__name__]
     assert [line.split("version ")[1].split()[0].strip(",") for line in said] == ["none", "0006", version.needed()]
     store.close()

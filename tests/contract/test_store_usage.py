@@ -11,9 +11,10 @@ from sqlalchemy.engine import Connection
 from common import errors, ids, states
 from common.clock import SECOND
 from common.models import Flavor
-from common.store import servers, usage
 from common.store.engine import Store
-from common.store.usage import Period
+from common.store.servers import servers
+from common.store.tenants import usage
+from common.store.tenants.usage import Period
 from common.wire import to_wire
 
 AT = 1_700_000_000 * SECOND

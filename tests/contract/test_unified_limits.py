@@ -21,10 +21,12 @@ from oslo_limit import limit
 
 from common import config, errors
 from common.clients import limits
+from common.clients.limits import UnifiedLimits
+from common.config import ConfigError
 from common.store.engine import Store
 from deploy.servers import free_ports
-from deploy.standalone.trial import Cloud, running
 from tests.schemas import upgrade
+from tests.standalone import Cloud, running
 
 DEFAULTED = ("auth_type", "timeout", "endpoint_service_type", "endpoint_region_name")
 
@@ -67,14 +69,14 @@ def written(cloud: Cloud, folder: Path, *lines: str) -> Path:
 
 
 @pytest.fixture
-def client(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., limits.Limits]]:
+def client(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., UnifiedLimits]]:
     """Reads what it is given as [oslo_limit]; oslo.limit keeps its login and options for the whole process."""
-    made: list[limits.Limits] = []
+    made: list[UnifiedLimits] = []
     monkeypatch.setattr(limit, "_SDK_CONNECTION", None)
     with suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):    # which middleware of tests before this one has required
         config.CONF.set_default("auth_url", cloud.auth_url, group="keystone_authtoken")
 
-    def make(*lines: str) -> limits.Limits:
+    def make(*lines: str) -> UnifiedLimits:
         found = limits.configured(config.load(str(written(cloud, tmp_path, *lines))))
         assert found is not None
         made.append(found)
@@ -88,7 +90,7 @@ def client(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     config.CONF.unregister_opts(loading.get_auth_plugin_conf_options("password"), group="oslo_limit")
 
 
-def test_limits_are_read_as_identity_says(client: Callable[..., limits.Limits], identity: Any) -> None:
+def test_limits_are_read_as_identity_says(client: Callable[..., UnifiedLimits], identity: Any) -> None:
     reader, project = client(), identity.find_project("service").id
     assert reader.of("*") == {"servers": 10, "class:VCPU": 10}
     assert reader.of(project) == {"servers": 3, "class:VCPU": 10}
@@ -99,7 +101,7 @@ def test_limits_are_read_as_identity_says(client: Callable[..., limits.Limits], 
     identity.update_limit(own, resource_limit=3)
 
 
-def test_limits_are_read_as_oslo_limit_says(client: Callable[..., limits.Limits], identity: Any, cloud: Cloud) -> None:
+def test_limits_are_read_as_oslo_limit_says(client: Callable[..., UnifiedLimits], identity: Any, cloud: Cloud) -> None:
     [endpoint] = identity.endpoints(service_id=identity.find_service("kilonova").id, interface="public")
     reader = client("auth_type = password", f"auth_url = {cloud.auth_url}", "username = admin",
                     f"password = {cloud.admin_password}", "user_domain_id = default", "system_scope = all",
@@ -111,7 +113,7 @@ def test_limits_are_read_as_oslo_limit_says(client: Callable[..., limits.Limits]
     (("project_name = admin", "project_domain_id = default"), "has no system_scope = all"),
     (("system_scope = all", "endpoint_id = none"), "Can't find endpoint for none"),
     (("system_scope = all", "endpoint_service_type = none"), "Service not found")])
-def test_wrong_options_give_no_limits_and_say_why(client: Callable[..., limits.Limits], identity: Any, cloud: Cloud,
+def test_wrong_options_give_no_limits_and_say_why(client: Callable[..., UnifiedLimits], identity: Any, cloud: Cloud,
                                                   more: tuple[str, ...], says: str,
                                                   caplog: pytest.LogCaptureFixture) -> None:
     reader = client("auth_type = password", f"auth_url = {cloud.auth_url}", "username = admin",
@@ -122,7 +124,15 @@ def test_wrong_options_give_no_limits_and_say_why(client: Callable[..., limits.L
     assert cloud.admin_password not in caplog.text
 
 
-def test_a_silent_identity_service_gives_no_limits(client: Callable[..., limits.Limits], identity: Any) -> None:
+def test_no_limits_are_asked_for_as_plain_text_elsewhere(client: Callable[..., UnifiedLimits]) -> None:
+    lines = ("auth_type = password", "username = u", "password = p", "system_scope = all")
+    with pytest.raises(ConfigError, match=r"\[oslo_limit\] auth_url: http://10.0.0.5:5000 is no https://"):
+        client(*lines, "auth_url = http://10.0.0.5:5000/v3")
+    with pytest.raises(ConfigError, match=r"\[oslo_limit\] endpoint_override: http://10.0.0.5 is no https://"):
+        client(*lines, "auth_url = https://i/v3", "endpoint_override = http://10.0.0.5/")
+
+
+def test_a_silent_identity_service_gives_no_limits(client: Callable[..., UnifiedLimits], identity: Any) -> None:
     reader = client("auth_type = password", "auth_url = http://127.0.0.1:9/v3", "username = admin", "password = x",
                     "user_domain_id = default", "system_scope = all")
     with pytest.raises(errors.Unavailable, match="does not tell the limits"):
@@ -139,7 +149,7 @@ def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
         notices.bind(str(tmp_path / "notify"))
         notices.settimeout(30)
-        process = subprocess.Popen([sys.executable, "-m", "compute_api.service"], env={
+        process = subprocess.Popen([sys.executable, "-m", "compute_api.compute.service"], env={
             **os.environ, "KILONOVA_CONF": str(path), "NOTIFY_SOCKET": str(tmp_path / "notify")})
         assert b"READY=1" in notices.recv(1000)
     yield f"http://127.0.0.1:{port}/v2.1"

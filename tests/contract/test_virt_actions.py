@@ -14,8 +14,8 @@ import pytest
 
 from common import errors
 from common.models import DomainState, GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_rigs import (
     BOOT_SECONDS,
     QUIET,
@@ -24,6 +24,7 @@ from tests.contract.virt_rigs import (
     another,
 )
 from tests.disks import base, plain
+from tests.phases import Phases
 from tests.waiting import await_true
 
 #: Longer than any test may take: a verb that waits for it fails the test.
@@ -46,10 +47,10 @@ def test_pause_keeps_the_guest_where_it_is(rig: Rig) -> None:
 
 
 def test_suspended_guest_goes_on_where_it_was(rig: Rig) -> None:
-    phases: list[str] = []
+    phases = Phases()
     spec = rig.boot(ready=True, user_data=TICKS)
     for _ in range(2):
-        state = rig.driver.ensure_suspended(spec.server, 2, Run(phases.append, lambda: False))
+        state = rig.driver.ensure_suspended(spec.server, 2, VerbContext(phases, lambda: False))
         assert state == DomainState(spec.server, SHUTDOWN, 2)
     assert phases[0].startswith("saving memory")
     rig.restart()
@@ -91,12 +92,12 @@ def test_saved_memory_is_given_up_by_a_hard_verb(rig: Rig, verb: str, request: p
 def test_suspend_cut_off_leaves_the_guest_as_it_was(rig: Rig) -> None:
     spec = rig.boot()
     with pytest.raises(Cancelled):
-        rig.driver.ensure_suspended(spec.server, 2, Run(lambda name: None, lambda: True))
+        rig.driver.ensure_suspended(spec.server, 2, VerbContext(lambda name: None, lambda: True))
     assert rig.state(spec.server) == (RUNNING, 1)
     answers = iter([False])
     began = time.monotonic()
     try:
-        rig.driver.ensure_suspended(spec.server, 2, Run(lambda name: None, lambda: next(answers, True)))
+        rig.driver.ensure_suspended(spec.server, 2, VerbContext(lambda name: None, lambda: next(answers, True)))
     except Cancelled:
         assert rig.state(spec.server) == (RUNNING, 1)
     else:       # the cancel came too late
@@ -112,12 +113,12 @@ def test_rebuild_replaces_the_disk_once_and_only_when_it_can(rig: Rig) -> None:
     def gone(image: str) -> Iterator[bytes]:
         raise errors.NotFound("No image was found.")
 
-    phases: list[str] = []
+    phases = Phases()
     files = rig.files(spec.server)
     with pytest.raises(VerbFailed, match="No image was found"):
         rig.driver.rebuild(anew, gone, True, QUIET)
     with pytest.raises(Cancelled):
-        rig.driver.rebuild(anew, rig.read_image, True, Run(phases.append, lambda: "making disks" in phases))
+        rig.driver.rebuild(anew, rig.read_image, True, VerbContext(phases, lambda: "making disks" in phases))
     assert rig.state(spec.server) == (RUNNING, 1)
     assert [path for path in rig.files(spec.server) if path.name != "config.new"] == files
     for _ in range(2):
@@ -144,10 +145,11 @@ def test_rebuild_of_a_guest_that_is_off_or_gone(rig: Rig) -> None:
 def test_rescue_boots_another_disk_and_keeps_the_own_one(rig: Rig) -> None:
     spec = rig.boot_with_canary()
     files = rig.files(spec.server)
-    phases: list[str] = []
+    phases = Phases()
     rescued, back = replace(spec, fence=2), replace(spec, fence=3)
     with pytest.raises(Cancelled):
-        rig.driver.rescue(rescued, another(rig), rig.read_image, Run(phases.append, lambda: "making disks" in phases))
+        rig.driver.rescue(rescued, another(rig), rig.read_image,
+                          VerbContext(phases, lambda: "making disks" in phases))
     assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
     for _ in range(2):
         state = rig.driver.rescue(rescued, another(rig), rig.read_image, QUIET)

@@ -17,7 +17,7 @@ import pytest
 
 from common.models import GuestSpec, ImageRef
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.conftest import QEMU_MOVES
 from tests.contract.virt_pairs import LARGER, SECRET, Pair
 from tests.contract.virt_rigs import QUIET, Rig, another
@@ -40,7 +40,7 @@ def same_bytes(pair: Pair, spec: GuestSpec) -> bool:
     """Do both hosts see the same on the server's disk?"""
     source, destination = pair.source.driver, pair.destination.driver
     if isinstance(source, MemoryDriver) and isinstance(destination, MemoryDriver):
-        return source.guests[spec.server].disk == destination.files[spec.server].disk
+        return source.host.guests[spec.server].disk == destination.host.files[spec.server].disk
     told = subprocess.run(["qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2",
                            *(home(rig, spec) / "disk" for rig in pair.rigs)], check=False)
     return told.returncode == 0
@@ -64,9 +64,9 @@ def test_disk_moves_with_what_it_was_made_on(pair: Pair) -> None:
 def test_running_guest_moves_with_what_its_disk_was_made_on(live: Pair) -> None:
     spec = replace(live.counting(), image=ANOTHER)
     cpu = live.source.driver.inventory().cpu_info
-    to = live.destination.driver.prepare_arrival(spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET)
+    to = live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, cpu, read_other, QUIET)
     live.source.driver.live_migrate(spec, to, live.shared, QUIET)
-    live.destination.driver.arrived(spec, QUIET)
+    live.destination.driver.finish_incoming(spec, QUIET)
     if live.source.real:
         assert base(home(live.destination, spec)).name == f"base.sha512-{live.source.image.hash_value}.qcow2"
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)

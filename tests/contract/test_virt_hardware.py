@@ -16,13 +16,15 @@ from xml.etree.ElementTree import Element
 import os_traits
 import pytest
 
+from common.command_progress import CommandPhase, CommandProgress
 from common.hardware import LOCAL_DISKS
-from common.models import DomainState, FittedCell, Fitting, Flavor, GuestSpec, HostInventory, ImageRef
+from common.models import AssignedNumaNode, DomainState, Flavor, GuestSpec, HardwareAssignment, HostInventory, ImageRef
 from common.wire import from_wire, to_wire
-from compute_agent.virt.driver import RUNNING, Run, VerbFailed
-from compute_agent.virt.fetches import WAITING
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.driver import RUNNING, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
 from tests.contract.virt_rigs import BOOT_SECONDS, NANO, QUIET, Rig, another
+from tests.phases import Phases
 from tests.waiting import await_true
 
 TWO = replace(NANO, vcpus=2, extra_specs={"hw:cpu_sockets": "1", "hw:cpu_cores": "2"})
@@ -67,9 +69,10 @@ def test_a_host_says_what_it_has_and_says_it_alike(rig: Rig) -> None:
     assert "COMPUTE_STATUS_DISABLED" not in told.traits, "that is the operator's to say"
     assert told.facts["supported_instances"] and all(len(one) == 3 for one in told.facts["supported_instances"])
     assert told.vcpus > 0 and told.pcpus == 0 and told.memory_mb > 0
-    numbers = [cpu for cell in told.cells for cpu in [*cell.cpus, *cell.pcpus]]
+    numbers = [cpu for numa_node in told.numa_nodes for cpu in [*numa_node.cpus, *numa_node.pcpus]]
     assert len(numbers) == len(set(numbers)) and len(numbers) in (0, told.vcpus)
-    assert all(size.isdecimal() and count > 0 for cell in told.cells for size, count in cell.pages.items())
+    assert all(size.isdecimal() and count > 0 for numa_node in told.numa_nodes
+               for size, count in numa_node.pages.items())
 
 
 def test_a_real_host_promises_what_its_emulator_has(rig: Rig) -> None:
@@ -79,7 +82,7 @@ def test_a_real_host_promises_what_its_emulator_has(rig: Rig) -> None:
     assert {"HW_CPU_X86_SSE2", "HW_ARCH_X86_64", "COMPUTE_STORAGE_BUS_VIRTIO", "COMPUTE_STORAGE_BUS_SCSI",
             "COMPUTE_GRAPHICS_MODEL_VGA", "COMPUTE_NET_VIF_MODEL_VIRTIO"} <= set(told.traits)
     assert ["x86_64", "qemu", "hvm"] in told.facts["supported_instances"]
-    assert told.cells and told.cells[0].memory_mb > 0 and told.cpu_info["topology"]["cores"] > 0
+    assert told.numa_nodes and told.numa_nodes[0].memory_mb > 0 and told.cpu_info["topology"]["cores"] > 0
 
 
 # --- what a guest gets ---
@@ -90,7 +93,7 @@ def spec_of_all(rig: Rig) -> GuestSpec:
 def has_it_all(rig: Rig, spec: GuestSpec) -> None:
     """The active guest has all that ``SPECS`` and ``PROPERTIES`` ask for."""
     if isinstance(rig.driver, MemoryDriver):
-        options = rig.driver.guests[spec.server].options
+        options = rig.driver.host.guests[spec.server].options
         assert options["cpu_shares"] == "512" and options["vif_model"] == "e1000"
         return
     domain = described(rig, spec.server)
@@ -131,7 +134,7 @@ def test_an_interface_plugged_in_later_is_as_the_first(rig: Rig) -> None:
 def test_a_guest_that_asks_for_nothing_has_nothing_of_it(rig: Rig) -> None:
     spec = rig.boot(image=image(rig, os_distro="debian"))
     if isinstance(rig.driver, MemoryDriver):
-        assert rig.driver.guests[spec.server].options == {}
+        assert rig.driver.host.guests[spec.server].options == {}
         return
     domain = described(rig, spec.server)
     assert not [where for where in ("cputune", "numatune", "memoryBacking", "cpu/topology", "cpu/numa",
@@ -155,24 +158,26 @@ def test_a_rebuild_to_hardware_that_cannot_be_leaves_the_guest_alone(rig: Rig) -
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
-def fitted(rig: Rig, **cell: Any) -> GuestSpec:
-    """A guest whose two CPUs have one of the host's each, on the host's first cell."""
-    own = FittedCell(**{"cell": 0, "cpus": [0, 1], "pins": {"0": 1, "1": 0}, "memory_mb": NANO.memory_mb, **cell})
-    return rig.spec(flavor=replace(TWO, extra_specs={"hw:cpu_policy": "dedicated"}), fitting=Fitting([own]))
+def fitted(rig: Rig, **numa_node: Any) -> GuestSpec:
+    """A guest whose two CPUs have one of the host's each, on the host's first NUMA node."""
+    own = AssignedNumaNode(**{"numa_node": 0, "cpus": [0, 1], "pins": {"0": 1, "1": 0}, "memory_mb": NANO.memory_mb,
+                              **numa_node})
+    return rig.spec(flavor=replace(TWO, extra_specs={"hw:cpu_policy": "dedicated"}),
+                    assignment=HardwareAssignment([own]))
 
 
 def test_a_guest_runs_on_the_parts_of_the_host_that_are_its_own(rig: Rig) -> None:
     spec = fitted(rig)
     rig.driver.ensure_guest(spec, rig.read_image, QUIET)
     if isinstance(rig.driver, MemoryDriver):
-        assert rig.driver.guests[spec.server].fitting == spec.fitting
-        assert MemoryDriver(state_file=rig.folder / "guests").guests[spec.server].fitting == spec.fitting
+        assert rig.driver.host.guests[spec.server].assignment == spec.assignment
+        assert MemoryHost(state_file=rig.folder / "guests").guests[spec.server].assignment == spec.assignment
         return
     domain = described(rig, spec.server)
     assert {pin.get("vcpu"): pin.get("cpuset") for pin in domain.iterfind("cputune/vcpupin")} == {"0": "1", "1": "0"}
     assert value(domain, "cputune/emulatorpin@cpuset") == "0-1"
     assert value(domain, "numatune/memory@nodeset") == "0"
-    assert [cell.get("cpus") for cell in domain.iterfind("cpu/numa/cell")] == ["0-1"]
+    assert [numa_node.get("cpus") for numa_node in domain.iterfind("cpu/numa/cell")] == ["0-1"]
     rig.driver.rescue(replace(spec, fence=2), rig.image, rig.read_image, QUIET)
     assert len(described(rig, spec.server).findall("cputune/vcpupin")) == 2
 
@@ -185,14 +190,14 @@ def test_guest_cpus_without_one_of_their_own_share_those_of_the_host_s_cell(rig:
     if rig.kind == "memory":
         return
     pins = {pin.get("vcpu"): pin.get("cpuset") for pin in described(rig, spec.server).iterfind("cputune/vcpupin")}
-    shared = rig.driver.inventory().cells[0].cpus
+    shared = rig.driver.inventory().numa_nodes[0].cpus
     assert pins == {"0": "1", "1": f"{shared[0]}-{shared[-1]}"}
 
 
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_huge_pages_that_the_host_does_not_have_are_refused_and_leave_nothing(rig: Rig) -> None:
-    if "2048" in rig.driver.inventory().cells[0].pages:
+    if "2048" in rig.driver.inventory().numa_nodes[0].pages:
         pytest.skip("this machine has huge pages")
     spec = fitted(rig, page_kb=2048)
     with pytest.raises(VerbFailed, match="could not start the guest") as refused:
@@ -221,9 +226,9 @@ def test_a_real_guest_sees_one_socket_with_two_cores(rig: Rig) -> None:
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_a_real_guest_has_two_cells(rig: Rig) -> None:
-    cells = [FittedCell(0, [cpu], {}, NANO.memory_mb // 2) for cpu in (0, 1)]
+    numa_nodes = [AssignedNumaNode(0, [cpu], {}, NANO.memory_mb // 2) for cpu in (0, 1)]
     two = replace(NANO, vcpus=2, extra_specs={"hw:numa_nodes": "2"})
-    spec = rig.boot(ready=True, flavor=two, fitting=Fitting(cells), user_data=LOOK)
+    spec = rig.boot(ready=True, flavor=two, assignment=HardwareAssignment(numa_nodes), user_data=LOOK)
     await_true(lambda: "disks: " in rig.console(spec.server), BOOT_SECONDS, lambda: rig.console(spec.server))
     assert "nodes: 2" in rig.console(spec.server), rig.console(spec.server)
 
@@ -265,7 +270,7 @@ def test_an_image_that_demands_stillness_is_not_copied_from_a_guest_without_agen
         pytest.skip("libvirt's mock-up answers for every agent")
     spec = rig.boot(image=image(rig, os_require_quiesce="yes"))
     if isinstance(rig.driver, MemoryDriver):
-        rig.driver.guests[spec.server].has_agent = False
+        rig.driver.host.guests[spec.server].has_agent = False
     with pytest.raises(VerbFailed, match="os_require_quiesce"):
         rig.driver.snapshot(spec.server, 2, list, QUIET)
     rig.driver.ensure_stopped(spec.server, 3, 0, QUIET)
@@ -278,12 +283,12 @@ def test_an_image_fetched_ahead_is_not_fetched_for_the_guest(rig: Rig) -> None:
         pytest.skip("memory keeps no images")
     for _ in range(2):
         rig.driver.ensure_image(rig.image, rig.read_image, QUIET)
-    phases: list[str] = []
+    phases = Phases()
 
     def nothing(image: str) -> Iterator[bytes]:
         raise AssertionError("fetched again")
     spec = rig.spec()
-    assert rig.driver.ensure_guest(spec, nothing, Run(phases.append, lambda: False)).power_state == RUNNING
+    assert rig.driver.ensure_guest(spec, nothing, VerbContext(phases, lambda: False)).power_state == RUNNING
     assert not [phase for phase in phases if "fetching" in phase]
 
 
@@ -298,22 +303,25 @@ def test_who_must_wait_to_fetch_says_so(rig: Rig) -> None:
         assert gate.wait(10)
         yield b"content"
 
-    def phase(name: str) -> None:
-        third.append(name)
-        if name == WAITING:
+    def report(progress: CommandProgress) -> None:
+        third.append(progress.phase)
+        if progress.phase is CommandPhase.WAITING_TO_FETCH:
             waits.set()
     fetching = threading.Barrier(3)
-    first = [threading.Thread(target=rig.driver.ensure_image, args=(
-        one, slow, Run(lambda name: fetching.wait(10) and None if name == "fetching image" else None, lambda: False)))
-        for one in images[:2]]
+
+    def meet(progress: CommandProgress) -> None:
+        if progress == CommandProgress(CommandPhase.FETCHING_IMAGE):
+            fetching.wait(10)
+    first = [threading.Thread(target=rig.driver.ensure_image, args=(one, slow, VerbContext(meet, lambda: False)))
+             for one in images[:2]]
     for thread in first:
         thread.start()
     fetching.wait(10)
-    last = threading.Thread(target=rig.driver.ensure_image, args=(images[2], slow, Run(phase, lambda: False)))
+    last = threading.Thread(target=rig.driver.ensure_image, args=(images[2], slow, VerbContext(report, lambda: False)))
     last.start()
     assert waits.wait(10)
-    assert third == [WAITING]
+    assert third == [CommandPhase.WAITING_TO_FETCH]
     gate.set()
     for thread in (*first, last):
         thread.join(10)
-    assert third[:2] == [WAITING, "fetching image"]
+    assert third[:2] == [CommandPhase.WAITING_TO_FETCH, "fetching image"]

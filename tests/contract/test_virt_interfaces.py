@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from common.command_progress import CommandProgress
 from common.models import DomainState
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import interface_xml
 from deploy import libvirtd
 from tests.contract.virt_rigs import NICS, QUIET, Rig, another
+from tests.phases import Phases
 from tests.waiting import await_true
 
 
@@ -119,7 +121,7 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
     for stored in (False, True):
         assert set(interface_xml.found(libvirt.describe(spec.server, stored=stored))) == {nic.mac}
     with pytest.raises(Cancelled):
-        rig.driver.detach_interface(spec.server, 3, nic, Run(lambda name: None, lambda: True))
+        rig.driver.detach_interface(spec.server, 3, nic, VerbContext(lambda name: None, lambda: True))
     assert rig.state(spec.server) == (RUNNING, 1)
     libvirt.close()
 
@@ -128,18 +130,18 @@ def test_interface_that_the_guest_does_not_release_stays(rig: Rig, private_libvi
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
 def test_change_that_was_cut_short_is_completed(rig: Rig, private_libvirtd: Path) -> None:
-    from compute_agent.virt.libvirt.connection import LIVE, STORED, Connection
+    from compute_agent.virt.libvirt.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     nics = [rig.interface() for _ in range(3)]
     spec = rig.boot(interfaces=nics[:1])
-    for nic, part in ((nics[1], LIVE), (nics[2], STORED)):
+    for nic, part in ((nics[1], AFFECT_LIVE), (nics[2], AFFECT_CONFIG)):
         libvirt.attach(spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part)
         rig.driver.attach_interface(spec.server, 2, nic, QUIET)
     both = [interface_xml.addresses(libvirt.describe(spec.server, stored=stored)) for stored in (False, True)]
     assert set(both[0]) == {nic.mac for nic in nics} and both[0] == both[1]
     rig.await_boots(spec.server, 1)
     left = interface_xml.text(interface_xml.found(libvirt.describe(spec.server, stored=True))[nics[1].mac])
-    libvirt.on(spec.server, "cut a detach short", lambda domain: domain.detachDeviceFlags(left, STORED))
+    libvirt.on(spec.server, "cut a detach short", lambda domain: domain.detachDeviceFlags(left, AFFECT_CONFIG))
     rig.driver.detach_interface(spec.server, 3, nics[1], QUIET)
     assert rig.nics(spec.server) == [nics[0].mac, nics[2].mac]
     libvirt.close()
@@ -209,40 +211,41 @@ def test_guest_may_be_started_with_its_processors_paused(rig: Rig) -> None:
 
 
 def test_guest_waits_for_its_bridge(plugging: Rig) -> None:
-    rig, phases = plugging, list[str]()
+    rig, phases = plugging, Phases()
 
-    def told(phase: str) -> None:
-        phases.append(phase)
+    def told(progress: CommandProgress) -> None:
+        phases.append(phase := str(progress))
         if phase == "waiting for the network" and phases.count(phase) == 2:
             rig.make_bridge(missing)
 
     missing = rig.name_bridge()
     spec = rig.spec(interfaces=[rig.interface(), rig.interface(missing)])
     with pytest.raises(Cancelled):
-        rig.driver.ensure_guest(spec, rig.read_image, Run(phases.append, lambda: "waiting for the network" in phases))
+        rig.driver.ensure_guest(spec, rig.read_image,
+                                VerbContext(phases, lambda: "waiting for the network" in phases))
     assert (rig.state(spec.server) or (SHUTDOWN,))[0] == SHUTDOWN
     phases.clear()
-    assert rig.driver.ensure_guest(spec, rig.read_image, Run(told, lambda: False)).power_state == RUNNING
+    assert rig.driver.ensure_guest(spec, rig.read_image, VerbContext(told, lambda: False)).power_state == RUNNING
     assert phases.count("waiting for the network") == 2
     missing, phases[:] = rig.name_bridge(), []
     late = rig.interface(missing)
-    rig.driver.attach_interface(spec.server, 2, late, Run(told, lambda: False))
+    rig.driver.attach_interface(spec.server, 2, late, VerbContext(told, lambda: False))
     assert phases.count("waiting for the network") == 2 and late.mac in rig.nics(spec.server)
 
 
 def test_start_waits_for_a_bridge_that_has_gone(plugging: Rig) -> None:
-    rig, phases = plugging, list[str]()
+    rig, phases = plugging, Phases()
     bridge = rig.name_bridge()
     rig.make_bridge(bridge)
     spec = rig.boot(interfaces=[rig.interface(bridge)])
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     remove_bridge(rig, bridge)
 
-    def told(phase: str) -> None:
-        phases.append(phase)
+    def told(progress: CommandProgress) -> None:
+        phases.append(phase := str(progress))
         if phase == "waiting for the network":
             rig.make_bridge(bridge)
-    assert rig.driver.ensure_running(spec.server, 3, Run(told, lambda: False)).power_state == RUNNING
+    assert rig.driver.ensure_running(spec.server, 3, VerbContext(told, lambda: False)).power_state == RUNNING
     assert "waiting for the network" in phases
 
 
@@ -251,7 +254,7 @@ def remove_bridge(rig: Rig, name: str) -> None:
         subprocess.run(["ip", "link", "delete", name], check=True)
         await_true(lambda: not Path("/sys/class/net", name).exists(), 5, lambda: f"{name} is still there")
     else:
-        rig.driver.missing_bridges.add(name)  # type: ignore[attr-defined]
+        rig.driver.host.missing_bridges.add(name)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["", "unbound", "binding_failed", "hostdev"])

@@ -9,14 +9,14 @@ import pytest
 
 from common import errors
 from common.models import GuestSpec
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Run
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext
 from tests.contract.virt_pairs import Pair
 from tests.contract.virt_rigs import QUIET, Rig
 
 LATE = replace(QUIET, may_start=lambda: False)
 
 #: Each verb that starts a guest which is off.
-STARTS: dict[str, Callable[[Rig, GuestSpec, Run], object]] = {
+STARTS: dict[str, Callable[[Rig, GuestSpec, VerbContext], object]] = {
     "ensure_guest": lambda rig, spec, run: rig.driver.ensure_guest(spec, rig.read_image, run),
     "ensure_running": lambda rig, spec, run: rig.driver.ensure_running(spec.server, spec.fence, run),
     "reboot": lambda rig, spec, run: rig.driver.reboot(spec.server, spec.fence, 0, run),
@@ -63,8 +63,8 @@ def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
     spec = live.counting()
     cpu = live.source.driver.inventory().cpu_info
 
-    def prepare(run: Run) -> dict[str, object]:
-        return live.destination.driver.prepare_arrival(spec, live.peer(spec.server), live.shared, cpu,
+    def prepare(run: VerbContext) -> dict[str, object]:
+        return live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, cpu,
                                                        live.destination.read_image, run)
     with pytest.raises(errors.Unavailable):
         prepare(LATE)
@@ -73,5 +73,5 @@ def test_a_guest_neither_leaves_nor_comes_without_a_lease(live: Pair) -> None:
         live.source.driver.live_migrate(spec, to, live.shared, LATE)
     assert live.source.state(spec.server) == (RUNNING, 1) and live.destination.state(spec.server) is None
     live.source.driver.live_migrate(spec, prepare(QUIET), live.shared, QUIET)
-    live.destination.driver.arrived(spec, QUIET)
+    live.destination.driver.finish_incoming(spec, QUIET)
     assert live.destination.state(spec.server) == (RUNNING, 2)

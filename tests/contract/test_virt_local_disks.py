@@ -14,9 +14,9 @@ import pytest
 
 from common.models import Flavor, GuestSpec, ImageRef, LocalDisk
 from compute_agent.virt.driver import RUNNING, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
 from tests import local_disks
-from tests.contract.conftest import QEMU
+from tests.contract.conftest import QEMU, QEMU_MOVES
 from tests.contract.virt_pairs import SECRET, Pair
 from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, another
 from tests.waiting import await_true
@@ -29,6 +29,13 @@ LARGER_DISKS = [LocalDisk("ephemeral0", 2048), LocalDisk("swap", 96, "swap")]
 BARE = Flavor("5", "m1.bare", 1, 128, 1)
 FORMATTED = {"ephemeral0": (1024, "ext4"), "swap": (64, "swap")}
 LARGER_FORMATTED = {"ephemeral0": (2048, "ext4"), "swap": (96, "swap")}
+#: User data that writes what tests write, where they do.
+WRITES = f"""#!/bin/sh
+for disk in vdb vdc; do
+    head -c {local_disks.SECTOR} /dev/zero | tr '\\0' c | dd of=/dev/$disk bs={local_disks.SECTOR} \\
+        seek={local_disks.CANARY_AT // local_disks.SECTOR} conv=notrunc 2>/dev/null && sync && echo "$disk is written."
+done
+"""
 #: User data that says how many sectors each disk has.
 SIZES = """#!/bin/sh
 for disk in vdb vdc vdd; do
@@ -60,7 +67,7 @@ def folder(rig: Rig, server: str) -> Path:
 def made(rig: Rig, server: str) -> dict[str, tuple[int, str]]:
     """Name -> MiB and file system."""
     if isinstance(rig.driver, MemoryDriver):
-        local = (rig.driver.files | rig.driver.guests)[server].local
+        local = (rig.driver.host.files | rig.driver.host.guests)[server].local
         return {name: (disk["size_mb"], disk["format"]) for name, disk in local.items()}
     return local_disks.found(folder(rig, server))
 
@@ -68,7 +75,7 @@ def made(rig: Rig, server: str) -> dict[str, tuple[int, str]]:
 def write(rig: Rig, server: str) -> None:
     for name in made(rig, server):
         if isinstance(rig.driver, MemoryDriver):
-            rig.driver.write_file(server, "canary", "canary", name)
+            rig.driver.host.write_file(server, "canary", "canary", name)
         else:
             local_disks.write(folder(rig, server) / name)
 
@@ -76,7 +83,7 @@ def write(rig: Rig, server: str) -> None:
 def kept(rig: Rig, server: str) -> set[str]:
     """The disks that have their canary."""
     if isinstance(rig.driver, MemoryDriver):
-        local = (rig.driver.files | rig.driver.guests)[server].local
+        local = (rig.driver.host.files | rig.driver.host.guests)[server].local
         return {name for name, disk in local.items() if "canary" in disk["files"]}
     return {name for name in made(rig, server) if local_disks.is_written(folder(rig, server) / name)}
 
@@ -277,19 +284,52 @@ def test_disks_on_shared_storage_are_found_there(sharing: Pair) -> None:
     assert kept(sharing.destination, spec.server) == {"ephemeral0"}
 
 
+def go(live: Pair, spec: GuestSpec) -> None:
+    """It moves while it runs."""
+    live.source.driver.offer(spec.server, 1, SECRET, QUIET)
+    to = live.destination.driver.prepare_incoming(spec, live.peer(spec.server), live.shared, {},
+                                                 live.destination.read_image, QUIET)
+    live.source.driver.live_migrate(spec, to, live.shared, QUIET)
+    assert live.destination.driver.finish_incoming(spec, QUIET).power_state == RUNNING
+
+
 def test_running_guest_moves_with_all_its_disks(live: Pair) -> None:
     spec = off(live.source)
     live.source.driver.ensure_running(spec.server, 1, QUIET)
-    live.source.driver.offer(spec.server, 1, SECRET, QUIET)
-    moves = replace(spec, fence=2)
-    to = live.destination.driver.prepare_arrival(moves, live.peer(spec.server), live.shared, {},
-                                                 live.destination.read_image, QUIET)
-    live.source.driver.live_migrate(moves, to, live.shared, QUIET)
-    assert live.destination.driver.arrived(moves, QUIET).power_state == RUNNING
+    go(live, replace(spec, fence=2))
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     assert made(live.destination, spec.server) == FORMATTED
     assert kept(live.destination, spec.server) == {"ephemeral0", "swap"}
     assert live.destination.driver.ensure_running(spec.server, 4, QUIET).power_state == RUNNING
+
+
+def written_by_its_guest(rig: Rig) -> GuestSpec:
+    """A guest that runs, and has written onto its disks."""
+    spec = boot(rig, WRITES)
+    await_true(lambda: "vdc is written." in rig.console(spec.server), BOOT_SECONDS,
+               lambda: rig.console(spec.server)[-2000:])
+    assert "vdb is written." in rig.console(spec.server)
+    return spec
+
+
+@pytest.mark.parametrize("pair", [QEMU_MOVES], indirect=True)
+def test_what_a_guest_wrote_moves_while_it_is_off(pair: Pair) -> None:
+    spec = written_by_its_guest(pair.source)
+    pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
+    pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
+    there = replace(spec, fence=2)
+    pair.received(there)
+    assert kept(pair.destination, spec.server) == {"ephemeral0"}
+    assert pair.destination.driver.install(there, True, QUIET).power_state == RUNNING
+
+
+@pytest.mark.parametrize("live", [QEMU_MOVES], indirect=True)
+def test_what_a_guest_wrote_moves_while_it_runs(live: Pair) -> None:
+    spec = written_by_its_guest(live.source)
+    moves = replace(spec, fence=2)
+    go(live, moves)
+    live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
+    assert kept(live.destination, spec.server) == {"ephemeral0", "swap"}
 
 
 # --- what must not be made up ---

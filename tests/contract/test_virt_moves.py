@@ -15,7 +15,7 @@ import pytest
 
 from common import errors
 from common.models import DomainState, Flavor
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
 from tests.contract.virt_pairs import LARGER, SECRET, Pair, cut, disk_gb, stalled, trickling
 from tests.contract.virt_rigs import QUIET
 
@@ -161,7 +161,8 @@ def test_a_copy_stops_within_five_seconds(pair: Pair, way: str) -> None:
     began = time.monotonic()
     with pytest.raises(Cancelled):
         stalling = stalled(letting_go, 0.05 if pair.source.kind == "memory" else 60)
-        pair.received(spec, stalling if way == "stalls" else trickling, Run(lambda name: None, cancelled.is_set))
+        pair.received(spec, stalling if way == "stalls" else trickling,
+                      VerbContext(lambda name: None, cancelled.is_set))
     assert time.monotonic() - began < 5
     letting_go.set()
     assert pair.destination.state(spec.server) is None

@@ -13,7 +13,7 @@ import pytest
 
 from common.models import DomainState
 from compute_agent.virt.driver import RUNNING, SHUTDOWN, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
 from tests.contract.virt_pairs import LARGER, disk_gb
 from tests.contract.virt_rigs import QUIET, Rig, holds_canary
 
@@ -63,7 +63,7 @@ def test_what_is_written_after_a_resize_is_given_up_with_it(rig: Rig) -> None:
 
 def has_canary(rig: Rig, server: str) -> bool:
     if isinstance(rig.driver, MemoryDriver):
-        return "canary" in rig.driver.guests[server].disk
+        return "canary" in rig.driver.host.guests[server].disk
     return holds_canary(rig.folder / "instances" / server / "disk")
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from common import errors
 from common.models import ImageRef
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
 from deploy import libvirtd
 from tests.contract.virt_rigs import (
     AGENT,
@@ -27,10 +27,11 @@ from tests.contract.virt_rigs import (
     Rig,
     holds_canary,
 )
+from tests.phases import Phases
 from tests.waiting import await_true
 
 
-def taken(rig: Rig, server: str, run: Run = QUIET) -> bytes:
+def taken(rig: Rig, server: str, run: VerbContext = QUIET) -> bytes:
     chunks: list[bytes] = []
     assert rig.driver.snapshot(server, 9, chunks.extend, run) == sum(map(len, chunks))
     assert max(map(len, chunks)) <= 1 << 20
@@ -45,12 +46,12 @@ def shows_canary(rig: Rig, content: bytes, folder: Path) -> bool:
 
 def test_snapshot_of_a_running_guest_boots_with_its_canary(rig: Rig, tmp_path: Path) -> None:
     spec = rig.boot_with_canary()
-    phases: list[str] = []
+    phases = Phases()
     if rig.kind == "test":
         with pytest.raises(VerbFailed, match="could not copy the guest's disk"):
             taken(rig, spec.server)
     else:
-        content = taken(rig, spec.server, Run(phases.append, lambda: False))
+        content = taken(rig, spec.server, VerbContext(phases, lambda: False))
         assert phases[0].startswith("copying disk") and phases[-1] == "uploading 100 %"
         assert rig.state(spec.server) == (RUNNING, 1)
         image = ImageRef(str(uuid.uuid4()), "qcow2", len(content), "sha512", hashlib.sha512(content).hexdigest())
@@ -91,7 +92,7 @@ def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) 
     spec = rig.boot()
     if rig.kind == "test":
         rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
-    phases: list[str] = []
+    phases = Phases()
     seen = 0
 
     def cancelled() -> bool:
@@ -103,7 +104,7 @@ def test_snapshot_cut_off_leaves_nothing_and_can_be_repeated(rig: Rig, at: str) 
     began = time.monotonic()
     if rig.kind != "memory" or at == "copying disk":
         with pytest.raises(Cancelled):
-            rig.driver.snapshot(spec.server, 2, chunks.extend, Run(phases.append, cancelled))
+            rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, cancelled))
     assert time.monotonic() - began < 5
     assert not [path for path in rig.files(spec.server) if "snapshot" in path.name]
     assert taken(rig, spec.server)
@@ -116,15 +117,15 @@ def test_snapshot_cut_off_in_the_last_moment_of_its_copy_is_not_uploaded(rig: Ri
     from compute_agent.virt.libvirt import jobs
     from compute_agent.virt.libvirt.connection import Connection
     spec = rig.boot()
-    libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), list[str](), list[bytes]()
+    libvirt, phases, chunks = Connection(libvirtd.uri(private_libvirtd)), Phases(), list[bytes]()
     looks = 0
 
     def is_copied() -> bool:
         nonlocal looks
         seen, looks = looks, len(phases)
-        return seen == looks and not jobs.job(libvirt, spec.server)     # what has ended is told no more
+        return seen == looks and not jobs.stats_of(libvirt, spec.server)     # what has ended is told no more
     with pytest.raises(Cancelled):
-        rig.driver.snapshot(spec.server, 2, chunks.extend, Run(phases.append, is_copied))
+        rig.driver.snapshot(spec.server, 2, chunks.extend, VerbContext(phases, is_copied))
     assert chunks == [] and phases[-1].startswith("copying disk")
     libvirt.close()
 
@@ -151,7 +152,7 @@ def test_agent_sets_passwords_and_stills_the_file_systems(rig: Rig) -> None:
     spec = rig.boot(ready=True, user_data=AGENT)
     await_true(lambda: sets_password(rig, spec.server), BOOT_SECONDS, lambda: rig.console(spec.server)[-1000:])
     if isinstance(rig.driver, MemoryDriver):
-        assert rig.driver.guests[spec.server].knows_password("root", "s3cret")
+        assert rig.driver.host.guests[spec.server].knows_password("root", "s3cret")
     if not rig.real:
         return
     await_true(lambda: "agent: password is s3cret" in rig.console(spec.server), BOOT_SECONDS,

@@ -22,13 +22,14 @@ from common import errors
 from common.models import GuestSpec
 from common.wire import to_wire
 from compute_agent.transfer import client
-from compute_agent.transfer.service import Service
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, Run, VerbFailed
+from compute_agent.transfer.service import TransferService
+from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Peer, VerbContext, VerbFailed
 from tests.contract.conftest import QEMU_MOVES
 from tests.contract.test_virt_driver import kill_daemon
 from tests.contract.virt_pairs import LARGER, SECRET, Machines, Pair, disk_gb
 from tests.contract.virt_rigs import QUIET, REPOSITORY
 from tests.disks import base, names
+from tests.phases import Phases
 from tests.waiting import await_true
 
 of_libvirt = pytest.mark.parametrize("pair", ["test", QEMU_MOVES], indirect=True)
@@ -41,7 +42,7 @@ GONE: list[errors.Problem] = [errors.NotFound("No such image."), errors.Forbidde
 @contextmanager
 def served(pair: Pair, spec: GuestSpec, **options: Any) -> Iterator[Peer]:
     """The guest's files as the source's agent gives them to another's."""
-    service = Service(pair.source.driver, "127.0.0.1", **options)
+    service = TransferService(pair.source.driver, "127.0.0.1", **options)
     yield client.peer(service.start(), spec.server, SECRET)
     service.close()
 
@@ -63,11 +64,12 @@ def test_guest_moves_when_nobody_but_its_host_has_its_image(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), flavor=LARGER)
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     there, told = pair.destination.driver, []
-    phases: list[str] = []
+    phases = Phases()
     with served(pair, spec) as peer:
         for problem in GONE:
             there.prepare(spec, peer, refusing(problem), QUIET)
-            got = there.receive(spec, peer, refusing(problem), Run(phases.append, lambda: False, measured=told.append))
+            got = there.receive(spec, peer, refusing(problem),
+                                VerbContext(phases, lambda: False, report_migration=told.append))
     assert got["bytes"] >= disk_bytes(pair, spec)
     assert told[-1]["disk_processed"] == told[-1]["disk_total"] and told[-1]["disk_remaining"] == 0
     assert "copying files 100 %" in phases
@@ -135,12 +137,13 @@ import json, sys
 from common.models import GuestSpec
 from common.wire import from_wire
 from compute_agent.transfer import client
-from compute_agent.virt.driver import Run
+from compute_agent.virt.driver import VerbContext
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 uri, home, address, secret, told = sys.argv[1:]
 spec = from_wire(GuestSpec, json.loads(told))
 LibvirtDriver(uri, home, "test").receive(spec, client.peer(address, spec.server, secret),
-                                         lambda image: iter([b"image" * 1000]), Run(lambda name: None, lambda: False))
+                                         lambda image: iter([b"image" * 1000]), VerbContext(lambda name: None, lambda:
+                                         False))
 """
 
 
@@ -149,7 +152,7 @@ def test_killed_agent_leaves_nothing_that_looks_whole(pair: Pair) -> None:
     spec = pair.off_with_canary()
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 5 200M 16M",
                     pair.source.folder / "instances" / spec.server / "disk"], check=True, capture_output=True)
-    service = Service(pair.source.driver, "127.0.0.1", rate=4)
+    service = TransferService(pair.source.driver, "127.0.0.1", rate=4)
     command = [sys.executable, "-c", RECEIVER, "test:///default", pair.destination.folder, service.start(), SECRET,
                json.dumps(to_wire(spec))]
     with subprocess.Popen(command, cwd=REPOSITORY) as agent:
@@ -193,13 +196,13 @@ def test_disk_of_a_guest_that_is_started_meanwhile_does_not_arrive(pair: Pair) -
 @of_files
 def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> None:
     spec = pair.off_with_canary()
-    first = Service(pair.source.driver, "127.0.0.1", rate=1)
+    first = TransferService(pair.source.driver, "127.0.0.1", rate=1)
     address, again = first.start(), []
     peer = client.peer(address, spec.server, SECRET)
 
     def replace_agent() -> None:
         first.close()
-        again.append(Service(pair.source.driver, "127.0.0.1", int(address.rpartition(":")[2])))
+        again.append(TransferService(pair.source.driver, "127.0.0.1", int(address.rpartition(":")[2])))
         again[0].start()
 
     once = threading.Event()
@@ -209,7 +212,7 @@ def test_agent_that_is_replaced_meanwhile_is_asked_for_the_rest(pair: Pair) -> N
             once.set()
             replace_agent()
     pair.destination.driver.receive(spec, peer, pair.destination.read_image,
-                                    Run(lambda name: None, lambda: False, measured=measured))
+                                    VerbContext(lambda name: None, lambda: False, report_migration=measured))
     assert once.is_set() and pair.booted_there(spec)
     again[0].close()
 
@@ -248,6 +251,6 @@ def test_copy_is_cancelled_within_seconds_whatever_the_other_host_does(pair: Pai
     began = time.monotonic()
     with pytest.raises(Cancelled):
         pair.destination.driver.receive(spec, peer, pair.destination.read_image,
-                                        Run(lambda name: None, cancelled.is_set))
+                                        VerbContext(lambda name: None, cancelled.is_set))
     assert time.monotonic() - began < 5
     assert not home(pair, spec).exists() or names(home(pair, spec)) == []

@@ -6,25 +6,36 @@ their way. Real hosts have a network namespace and a libvirtd each, and a wire b
 """
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 import subprocess
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from common.models import Flavor, GuestSpec
-from compute_agent.virt.driver import Part, Run, VerbFailed
-from compute_agent.virt.memory import MemoryDriver, Slow
+from compute_agent.virt.driver import Part, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import Slow
 from deploy import libvirtd
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig
+from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, guests_folder
 from tests.waiting import await_true
 
+if TYPE_CHECKING:
+    from compute_agent.virt.libvirt.driver import LibvirtDriver
+
 SECRET = "the right one"
+#: Where real hosts take guests in that move while they run.
+PORT = 16598
 LARGER = Flavor("2", "m1.micro", 1, 160, 2)
 GIBIBYTE = 1 << 30
 #: A libvirt without guests of its own, apart from every other connection's.
@@ -68,7 +79,7 @@ class Pair:
     def dawdle(self) -> None:
         """What leaves takes long, until the source's next restart."""
         if isinstance(self.source.driver, MemoryDriver):
-            self.source.driver.script["live_migrate"] = [Slow(60)]
+            self.source.driver.host.script["live_migrate"] = [Slow(60)]
         else:
             before = dict(self._limits)
             self._limits["bandwidth"] = 2
@@ -87,7 +98,7 @@ class Pair:
         self.source.driver.offer(spec.server, 1, SECRET, QUIET)
         return replace(spec, fence=2)
 
-    def received(self, spec: GuestSpec, road: Road = straight, run: Run = QUIET) -> int:
+    def received(self, spec: GuestSpec, road: Road = straight, run: VerbContext = QUIET) -> int:
         """The destination has the files: how many bytes travelled."""
         peer = None if self.shared else self.peer(spec.server, road=road)
         told = self.destination.driver.receive(spec, peer, self.destination.read_image, run)
@@ -104,8 +115,8 @@ class Pair:
         """At the source: runs, counts in its memory, and is offered. Its next fence is 2."""
         spec = self.source.ready(TICKS)
         if isinstance(self.source.driver, MemoryDriver):
-            self.source.driver.write_memory(spec.server, "tick", "7")
-            self.source.driver.write_file(spec.server, "canary", "canary")
+            self.source.driver.host.write_memory(spec.server, "tick", "7")
+            self.source.driver.host.write_file(spec.server, "canary", "canary")
         elif self.source.real:
             before = ticks(self.source, spec.server)
             await_true(lambda: ticks(self.source, spec.server) > before + 3, BOOT_SECONDS,
@@ -118,7 +129,7 @@ class Pair:
         assert said(self.destination, spec.server).count("guest: booting") <= (
             1 if self.shared or not self.source.real else 0)
         if isinstance(self.destination.driver, MemoryDriver):
-            guest = self.destination.driver.guests[spec.server]
+            guest = self.destination.driver.host.guests[spec.server]
             assert (guest.memory, guest.disk, guest.boots) == ({"tick": "7"}, {"canary": "canary"}, 1)
         else:
             await_true(lambda: ticks(self.destination, spec.server) > ticked + 3, BOOT_SECONDS,
@@ -147,7 +158,7 @@ def ticks(rig: Rig, server: str) -> int:
 def disk_gb(rig: Rig, server: str) -> int:
     """The size of the server's disk, whether or not it has a domain."""
     if isinstance(rig.driver, MemoryDriver):
-        return (rig.driver.files | rig.driver.guests)[server].root_gb
+        return (rig.driver.host.files | rig.driver.host.guests)[server].root_gb
     told = subprocess.run(["qemu-img", "info", "--force-share", "--output=json",
                            rig.folder / "instances" / server / "disk"], check=True, capture_output=True)
     return int(json.loads(told.stdout)["virtual-size"]) // GIBIBYTE
@@ -185,8 +196,8 @@ def memory_pair(folder: Path, shared: bool) -> Pair:
     shelf = str(uuid.uuid4()) if shared else ""
 
     def rig(name: str) -> Rig:
-        return Rig("memory", folder / name, lambda: MemoryDriver(
-            name, state_file=folder / name / "guests", read_images=True, storage=shelf), b"image" * 1000, "raw")
+        return Rig("memory", folder / name, lambda: MemoryDriver(MemoryHost(
+            name, state_file=folder / name / "guests", read_images=True, storage=shelf)), b"image" * 1000, "raw")
     return Pair(rig("h1"), rig("h2"), shared)
 
 
@@ -202,9 +213,11 @@ def libvirt_test_pair(folder: Path, shared: bool) -> Pair:
 
 
 class Machines:
-    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live below it."""
+    """Two real hosts on this machine, joined by a wire. ``folder`` must be short: sockets live below it. With
+    ``certified``, called with the address and the name of each, libvirtd and QEMU have what is in the folder that it
+    returns."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, certified: Callable[[str, str], Path] | None = None) -> None:
         self.folder = folder
         self.names = [f"kv{number}-{uuid.uuid4().hex[:6]}" for number in (1, 2)]
         self.addresses = ["10.251.7.1", "10.251.7.2"]
@@ -216,22 +229,31 @@ class Machines:
         for name, address in zip(self.names, self.addresses, strict=True):
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "wire")
             run("ip", "-n", name, "link", "set", "wire", "up")
-            libvirtd.start(self.home(name), host=(Path("/run/netns", name), name), address=address)
+            libvirtd.start(self.home(name), host=(Path("/run/netns", name), name), address=address,
+                            certificates=str(certified(address, name[:3])) if certified else "")
+
+    def on(self, name: str, driver: LibvirtDriver) -> LibvirtDriver:
+        """The driver, all of whose calls are made on this host: what it listens at and dials is the host's. What comes
+        there comes from the other one."""
+        source = self.addresses[1 - self.names.index(name)]
+        return cast("LibvirtDriver", _There(driver, Path("/run/netns", name), source))
 
     def home(self, name: str) -> Path:
         return self.folder / name[:3]
 
     def pair(self, image: Path, shared: bool) -> Pair:
         from compute_agent.virt.libvirt.driver import LibvirtDriver
-        from compute_agent.virt.libvirt.live import Options
-        place = Path(tempfile.mkdtemp(prefix="p", dir=self.folder))
+        from compute_agent.virt.libvirt.live_migration import MigrationOptions
+        place = guests_folder("p", self.folder)
 
-        limits = {"bandwidth": 64}
+        # Read once: another run on this machine may make the image anew at any moment.
+        limits, content = {"bandwidth": 64}, image.read_bytes()
 
         def rig(name: str, address: str) -> Rig:
             home, daemon = place if shared else place / name[:3], self.home(name)
-            return Rig("qemu", home, lambda: LibvirtDriver(libvirtd.uri(daemon), home, migration=Options(
-                "qemu+tcp://%s/system", address, **limits)), image.read_bytes(), "qcow2", daemon)
+            options = MigrationOptions(PORT, address, plain_text=True)
+            return Rig("qemu", home, lambda: self.on(name, LibvirtDriver(
+                libvirtd.uri(daemon), home, migration=replace(options, **limits))), content, "qcow2", daemon)
         source, destination = (rig(*both) for both in zip(self.names, self.addresses, strict=True))
         return Pair(source, destination, shared, limits)
 
@@ -239,6 +261,38 @@ class Machines:
         for name in self.names:
             libvirtd.stop(self.home(name))
             run("ip", "netns", "delete", name)
+
+
+class _There:
+    """Each call is made in a network namespace, which threads and processes that it starts are in too."""
+
+    def __init__(self, driver: LibvirtDriver, space: Path, source: str) -> None:
+        self._driver, self._space, self._source = driver, space, source
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._driver, name)
+        if not callable(found):
+            return found
+
+        if name == "prepare_incoming":
+            found = partial(found, source=self._source)
+
+        def call(*given: Any, **more: Any) -> Any:
+            with inside(self._space):
+                return found(*given, **more)
+        return call
+
+
+@contextmanager
+def inside(space: Path) -> Iterator[None]:
+    """This thread is in that network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open("rb") as home, space.open("rb") as there:
+        assert libc.setns(there.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(home.fileno(), libvirtd.CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 def run(*command: str) -> None:

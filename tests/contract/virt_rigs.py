@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.models import Flavor, GuestSpec, ImageRef, Interface
-from compute_agent.virt.driver import Driver, Run
-from compute_agent.virt.memory import MemoryDriver
+from compute_agent.virt.driver import Driver, VerbContext
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
 from deploy import libvirtd
 from tests import evidence, failures
 from tests.contract import virt_saved
@@ -29,7 +30,7 @@ from tests.waiting import await_true
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 READY = "kilonova tiny guest: ready"
 KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}]
 #: Where a real guest keeps its canary: on the raw disk, behind what the image fills.
@@ -82,6 +83,13 @@ answer() {
 """
 #: A guest emulated on a busy machine.
 BOOT_SECONDS = 60
+
+
+def guests_folder(prefix: str, inside: Path | None = None) -> Path:
+    """One that guests' processes, which are not root's, can go through to their files."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=inside))
+    folder.chmod(0o711)
+    return folder
 
 
 class Rig:
@@ -144,12 +152,12 @@ class Rig:
         """A bridge that is not there yet."""
         self.bridges.append(f"kv-{uuid.uuid4().hex[:11]}")
         if isinstance(self.driver, MemoryDriver):
-            self.driver.missing_bridges.add(self.bridges[-1])
+            self.driver.host.missing_bridges.add(self.bridges[-1])
         return self.bridges[-1]
 
     def make_bridge(self, name: str) -> None:
         if isinstance(self.driver, MemoryDriver):
-            self.driver.missing_bridges.discard(name)
+            self.driver.host.missing_bridges.discard(name)
         if self.real:
             subprocess.run(["ip", "link", "add", "name", name, "up", "type", "bridge"], check=True)
 
@@ -219,7 +227,7 @@ class Rig:
     def write_canary(self, server: str) -> None:
         """Onto the disk of a guest that does not write there, as a real one would."""
         if isinstance(self.driver, MemoryDriver):
-            self.driver.write_file(server, "canary", "canary")
+            self.driver.host.write_file(server, "canary", "canary")
             return
         with tempfile.NamedTemporaryFile() as sector:
             sector.write(b"canary".ljust(SECTOR, b"\0"))
@@ -232,7 +240,7 @@ class Rig:
         """Whether the own disk has it: by the words of a real guest at its ``boot``-th boot (which calls it
         ``disk``), by a look from outside at any other."""
         if isinstance(self.driver, MemoryDriver):
-            return "canary" in self.driver.guests[server].disk
+            return "canary" in self.driver.host.guests[server].disk
         if not self.real:
             return holds_canary(self.folder / "instances" / server / "disk")
         self.await_boots(server, boot)
@@ -243,7 +251,7 @@ class Rig:
     def power_off_inside(self, server: str) -> None:
         """The guest stops by itself. A real one was given user data that does so."""
         if isinstance(self.driver, MemoryDriver):
-            self.driver.power_off(server)
+            self.driver.host.power_off(server)
 
     def state(self, server: str) -> tuple[int, int] | None:
         """(power state, fence) as ``domains`` reports it, None when there is no domain."""
@@ -293,7 +301,7 @@ def holds_canary(disk: Path) -> bool:
 
 
 def memory_rig(folder: Path) -> Rig:
-    return Rig("memory", folder, lambda: MemoryDriver(state_file=folder / "guests", read_images=True),
+    return Rig("memory", folder, lambda: MemoryDriver(MemoryHost(state_file=folder / "guests", read_images=True)),
                b"image" * 1000, "raw")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compute_agent.virt.driver import Run
+from compute_agent.virt.driver import VerbContext
 
 if TYPE_CHECKING:
     from common.models import GuestSpec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: What libvirt writes before the memory: a magic word, its version, how long description and cookie are together,
 #: whether the CPUs ran, the compression, where the cookie begins; then a reserve, the description and the cookie.
 HEADER, RESERVE = struct.Struct("=16s5I"), 56
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 
 
 @dataclass(frozen=True, slots=True)

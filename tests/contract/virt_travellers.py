@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A busy guest that goes back and forth between two real hosts, by agents that have just been started.
 
-It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever wishes something of
-its migrations.
+It counts in its memory, writes it all the time, and has written on its disk. ``Steered`` is whoever requests a control
+of its migrations.
 """
 from __future__ import annotations
 
 import functools
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.models import DomainState
-from compute_agent.virt.driver import RUNNING, Part, Run
-from compute_agent.virt.libvirt import moves
+from common.models import Control, DomainState
+from compute_agent.virt.driver import RUNNING, Part, VerbContext
+from compute_agent.virt.libvirt import cold_migration
 from compute_agent.virt.libvirt.driver import LibvirtDriver
 from compute_agent.virt.libvirt.images import MEBIBYTE
-from compute_agent.virt.libvirt.live import Options
+from compute_agent.virt.libvirt.live_migration import MigrationOptions
 from deploy import libvirtd
-from tests.contract.virt_pairs import Machines, ticks
-from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig
+from tests.contract.virt_pairs import PORT, Machines, ticks
+from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, guests_folder
 from tests.disks import base
 from tests.waiting import await_true
 
@@ -50,7 +49,8 @@ class Files:
         self._folder = folder
 
     def parts(self) -> list[Part]:
-        sizes = {name: (self._folder / name).stat().st_size for name in (base(self._folder).name, moves.CONFIG)}
+        sizes = {name: (self._folder / name).stat().st_size for name in (base(self._folder).name,
+                                                                         cold_migration.CONFIG)}
         return [Part(name, size, size) for name, size in sizes.items()]
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
@@ -60,12 +60,19 @@ class Files:
             at += MEBIBYTE
 
 
-class Traveller:
-    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``."""
+def no_options(at: int) -> dict[str, Any]:
+    """As they are by default."""
+    return {}
 
-    def __init__(self, machines: Machines, image: Path, shared: bool = False, **changed: Any) -> None:
-        self.machines, self.shared = machines, shared
-        place = Path(tempfile.mkdtemp(prefix="t", dir=machines.folder))
+
+class Traveller:
+    """A busy guest and its two hosts: it is at ``here`` and may go to ``there``. ``options``: how guests of the first
+    host (0) and of the second move."""
+
+    def __init__(self, machines: Machines, image: Path, shared: bool = False,
+                 options: Callable[[int], dict[str, Any]] = no_options, **changed: Any) -> None:
+        self.machines, self.shared, self.options = machines, shared, options
+        place = guests_folder("t", machines.folder)
         self.folders = [place / "a", place / ("a" if shared else "b")]
         daemons = [machines.home(name) for name in machines.names]
         self.uris = [libvirtd.uri(daemon) for daemon in daemons]
@@ -83,17 +90,19 @@ class Traveller:
 
     def agent(self, at: int, **options: Any) -> LibvirtDriver:
         """One that has just been started."""
-        return LibvirtDriver(self.uris[at], self.folders[at], migration=Options(
-            "qemu+tcp://%s/system", self.machines.addresses[at], **options))
+        options = {"port": PORT, "address": self.machines.addresses[at], "plain_text": True, **self.options(at),
+                   **options}
+        return self.machines.on(self.machines.names[at], LibvirtDriver(
+            self.uris[at], self.folders[at], migration=MigrationOptions(**options)))
 
     def prepared(self, **changed: Any) -> dict[str, Any]:
         """A new migration begins: what its destination says of itself."""
         self.spec = replace(self.spec, fence=self.spec.fence + 1, **changed)
         source = Files(self.folders[self.at] / "instances" / self.server)
-        return self.there.driver.prepare_arrival(self.spec, source, self.shared, self.here.driver.inventory().cpu_info,
+        return self.there.driver.prepare_incoming(self.spec, source, self.shared, self.here.driver.inventory().cpu_info,
                                                  self.there.read_image, QUIET)
 
-    def leaves(self, to: dict[str, Any] | None = None, run: Run = QUIET, **options: Any) -> dict[str, Any]:
+    def leaves(self, to: dict[str, Any] | None = None, run: VerbContext = QUIET, **options: Any) -> dict[str, Any]:
         """By an agent with these options."""
         agent, to = self.agent(self.at, **options), to or self.prepared()
         try:
@@ -117,7 +126,7 @@ class Traveller:
     def came(self) -> None:
         """It runs there, and nothing of it here; that is where it starts next."""
         assert self.here.state(self.server) is None
-        told = self.there.driver.arrived(self.spec, QUIET)
+        told = self.there.driver.finish_incoming(self.spec, QUIET)
         assert told == DomainState(self.server, RUNNING, self.spec.fence)
         self.arrived = self.spec.fence
         self.here, self.there, self.at = self.there, self.here, 1 - self.at
@@ -137,18 +146,19 @@ class Traveller:
 
 
 class Steered:
-    """A ``Run`` that remembers what it was told, and wishes something once ``when`` is so of the numbers."""
+    """A ``VerbContext`` that remembers what was reported, and requests a control once ``when`` is so of the numbers."""
 
-    def __init__(self, wish: str = "", cancels: bool = False,
+    def __init__(self, control: str = "", cancels: bool = False,
                  when: Callable[[Mapping[str, int]], bool] = lambda told: told["memory_processed"] > 0) -> None:
         self.told: list[Mapping[str, int]] = []
         self.moments: list[float] = []
-        self._wish, self._cancels, self._when, self._is_so = wish, cancels, when, False
+        self._control = Control(control) if control else None
+        self._cancels, self._when, self._is_so = cancels, when, False
 
     @property
-    def run(self) -> Run:
-        return Run(lambda name: None, lambda: self._is_so and self._cancels,
-                   lambda: self._wish if self._is_so else "", self._measured)
+    def run(self) -> VerbContext:
+        return VerbContext(lambda name: None, lambda: self._is_so and self._cancels,
+                           lambda: self._control if self._is_so else None, self._measured)
 
     def _measured(self, numbers: Mapping[str, int]) -> None:
         self.told.append(numbers)

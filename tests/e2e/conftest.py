@@ -268,7 +268,8 @@ def in_memory() -> Iterator[Live]:
 def keeping() -> Iterator[Live]:
     """A cloud without guests where a deleted server can be restored for KEPT seconds, a shelved one stays on its host,
     and ports are wired as soon as they are bound."""
-    with without_guests(reclaim_instance_interval=KEPT, shelved_offload_time=-1, networks=True) as live:
+    kept = (("DEFAULT", "reclaim_instance_interval", KEPT), ("DEFAULT", "shelved_offload_time", -1))
+    with without_guests(options=kept, networks=True) as live:
         yield live
 
 

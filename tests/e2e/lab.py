@@ -17,16 +17,15 @@ oracle has the last word.
 
 ``strike`` types the command; ``lab.lab`` does the same without it (deploy/lab_hosts.py: state, kill, start, cut, heal,
 fence, guests). ``where`` says on which hosts a server's domain is, and how; ``await_host`` waits for what the API says
-of a host; ``hello`` tells the boot and the session of a host. ``listener`` (guests.py) measures from outside how long a
-guest was not heard. KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs that run already: these are used, and
-left, which saves the time of making them while a test is written.
+of a host; ``registration`` tells the boot and the session of a host. ``listener`` (guests.py) measures from outside how
+long a guest was not heard. KILONOVA_LAB and KILONOVA_SHARED_LAB name the homes of labs that run already: these are
+used, and left, which saves the time of making them while a test is written.
 """
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from configparser import ConfigParser
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,28 +86,6 @@ class LiveLab(Live):
         finally:
             self.open_all()
 
-    @contextmanager
-    def configured(self, *processes: str, host: str | None = None, **sections: Mapping[str, str]) -> Iterator[None]:
-        """For the block these processes, of a host or of the cloud, run with these settings in place of their own."""
-        config = self.cloud.config(host)
-        before = config.read_text()
-        changed = ConfigParser(interpolation=None, default_section="")
-        changed.read_string(before)
-        changed.read_dict(sections)
-        with config.open("w") as file:
-            changed.write(file)
-        try:
-            self._restart(processes)
-            yield
-        finally:
-            config.write_text(before)
-            self._restart(processes)
-
-    def _restart(self, processes: Sequence[str]) -> None:
-        for name in processes:
-            self.cloud.restart(name)
-        self.cloud.await_http("api", self.cloud.api_url)
-
     def open_all(self) -> None:
         """Every host takes new guests."""
         compute = self.seed.admin.compute
@@ -138,13 +115,13 @@ class LiveLab(Live):
         """Until the API says so."""
         await_true(lambda: self.service(host).state == state, seconds, lambda: self.service(host))
 
-    def hello(self, host: str) -> tuple[str, int]:
-        """The boot that the host has told of last, and how often its agent has said hello."""
+    def registration(self, host: str) -> tuple[str, int]:
+        """The boot that the host has told of last, and how often its agent has registered."""
         [(boot, session)] = self.rows("SELECT boot_id, session FROM hosts WHERE name = ?", host)
         return str(boot), int(session)
 
     def facts(self, host: str) -> dict[str, Any]:
-        """What the host's agent told of it in its last hello, as it is kept."""
+        """What the host's agent told of it in its last registration, as it is kept."""
         [(facts,)] = self.rows("SELECT facts FROM hosts WHERE name = ?", host)
         return dict(json.loads(facts))
 

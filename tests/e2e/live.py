@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +26,11 @@ from urllib.parse import urlsplit
 import requests
 import sqlalchemy as sa
 
-from compute_api import microversions
+from compute_api.compute import microversions
+from compute_api.edge.microversions import HEADER
 from deploy import libvirtd
 from deploy.cloud import Cloud, Ports
+from deploy.configuration import ROLES
 from deploy.packages import ROOT
 from deploy.seed import READY, Seed
 from deploy.standalone.network.host.names import Names
@@ -85,7 +88,7 @@ class Rest:
         except ValueError:
             found = reply.text
         nova.judge(method, urlsplit(self.url + path).path, body, microversions.number(
-            reply.headers.get(microversions.MODERN, "2.1")), reply.status_code, found if reply.text else None)
+            reply.headers.get(HEADER, "2.1")), reply.status_code, found if reply.text else None)
         return Reply(reply.status_code, found, reply.headers)
 
     def insist(self, method: str, path: str, body: Any = None, *, fine: Iterable[int], seconds: float = 60,
@@ -257,6 +260,31 @@ class Live:
             wanted = service.host == self.cloud.hosts[host - 1]
             if (service.status == "enabled") != wanted:
                 (compute.enable_service if wanted else compute.disable_service)(service)
+
+    @contextmanager
+    def configured(self, *processes: str, host: str | None = None, **sections: Mapping[str, str]) -> Iterator[None]:
+        """For the block these processes, of a host or of the cloud, run with these settings in place of their own; so
+        do commands of ``kilonova``."""
+        roles = {"", *(name for name in processes if name in ROLES)} if host is None else {""}
+        before = {config: config.read_text() for config in (self.cloud.config(host, role) for role in sorted(roles))}
+        for config, text in before.items():
+            changed = ConfigParser(interpolation=None, default_section="")
+            changed.read_string(text)
+            changed.read_dict(sections)
+            with config.open("w") as file:
+                changed.write(file)
+        try:
+            self._restart(processes)
+            yield
+        finally:
+            for config, text in before.items():
+                config.write_text(text)
+            self._restart(processes)
+
+    def _restart(self, processes: Sequence[str]) -> None:
+        for name in processes:
+            self.cloud.restart(name)
+        self.cloud.await_http("api", self.cloud.api_url)
 
     def doctor(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """``kilonova doctor``, with hosts."""

@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``openstack`` command, as it comes from PyPI, against a real cloud; each test types into one session of it."""
+"""The ``openstack`` command, as it comes from PyPI, against a real cloud; each test types into one session of it.
+
+Nova's schemas judge every answer that the command gets of the compute service.
+"""
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients.recorder import Recorder
 from tests.e2e.live import Live, Rest
 
 JSON = " -f json"
+
+
+@pytest.fixture(autouse=True)
+def judged(cloud: Live) -> Iterator[Recorder]:
+    before = cloud.environment
+    with Recorder(cloud.cloud.api_url) as recorder:
+        cloud.environment = before | {"http_proxy": recorder.url, "no_proxy": "", "NO_PROXY": ""}
+        yield recorder
+        cloud.environment = before
+    assert (recorder.faults, recorder.disagreements) == ([], [])
 
 
 @pytest.fixture
@@ -109,7 +124,7 @@ def test_two_servers_of_one_request(cloud: Live, demo: Rest) -> None:
     assert cloud.openstack("server delete --wait pair-1 pair-2", "server list --name ^pair" + JSON) == [[]]
 
 
-def test_what_admins_see(cloud: Live) -> None:
+def test_what_admins_see(cloud: Live, judged: Recorder) -> None:
     hosts, services = cloud.openstack("hypervisor list" + JSON, "compute service list" + JSON, cloud="kilonova-admin")
     first, second = cloud.cloud.hosts
     assert {(host["Hypervisor Hostname"], host["Hypervisor Type"], host["State"]) for host in hosts} == {
@@ -120,6 +135,7 @@ def test_what_admins_see(cloud: Live) -> None:
         ("nova-compute", "disabled", "up")}             # until a test opens it
     said, complaints = cloud.type("compute service list" + JSON)                   # not for demo
     assert (said.strip(), complaints.count("ForbiddenException: 403")) == ("", 1)
+    assert judged.judged > 1
 
 
 def _events(cloud: Live, server: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from common import states
-from compute_api import routes
-from compute_api.schemas import server_actions
+from compute_api.compute import routes
+from compute_api.compute.schemas import server_actions
 from deploy.packages import ROOT
 from deploy.seed import Seed
 from tests.e2e import conformance_runner
@@ -34,11 +34,14 @@ NEEDS = {"GET /os-aggregates": "POST /os-aggregates", "GET /os-aggregates/{id}":
 
 NOBODY = "0" * 32
 _VOLUMES = "there is no volume service yet"
+_SHARES = "there is no shared file system service here; tests/api/test_shares.py"
 _LIVE = "a live migration in memory is over before it can be asked for; tests/api/test_migrations.py has them"
 _POWER = "no driver powers hosts: 501, as with libvirt; tests/api/test_os_hosts.py"
 #: Operation -> why the runner cannot exercise it here, or not every kind of it.
 SKIPPED = {
     "GET /servers/{server_id}/os-volume_attachments/{id}": _VOLUMES,
+    **{f"{name} /servers/{{server_id}}/shares": _SHARES for name in ("GET", "POST")},
+    **{f"{name} /servers/{{server_id}}/shares/{{id}}": _SHARES for name in ("GET", "DELETE")},
     **{f"{name} /servers/{{server_id}}/migrations/{{id}}{more}": _LIVE
        for name, more in (("GET", ""), ("DELETE", ""), ("POST", "/action#force_complete"))},
     "PUT /os-hosts/{id}": _POWER,

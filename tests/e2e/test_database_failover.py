@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from compute_agent.virt.driver import RUNNING
-from compute_agent.virt.memory_guest import FILES, Guest, GuestFile
+from compute_agent.virt.memory.guest import MemoryGuest
+from compute_agent.virt.memory.state_file import FILES, StateFile
 from tests.e2e.failover import with_dumps, with_stand_by
 from tests.e2e.live import SETTLE, Live, Rest
 from tests.waiting import await_true
@@ -26,9 +27,9 @@ def running(live: Live) -> dict[str, list[str]]:
     """Server -> hosts where it runs, by what the hosts keep."""
     found: dict[str, list[str]] = {}
     for number, host in enumerate(live.cloud.hosts, 1):
-        guests = dict(GuestFile(live.cloud.state_folder(number) / "memory-guests.json").read())
+        guests = dict(StateFile(live.cloud.state_folder(number) / "memory-guests.json").read())
         for server, guest in guests.items():
-            if isinstance(guest, Guest) and not server.startswith(FILES) and guest.power_state == RUNNING:
+            if isinstance(guest, MemoryGuest) and not server.startswith(FILES) and guest.power_state == RUNNING:
                 found.setdefault(server, []).append(host)
     return found
 

@@ -37,9 +37,9 @@ def test_a_host_that_is_cut_off_makes_its_own_guests_off(lab: LiveLab) -> None:
     agent starts when it is cut off already."""
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
     with witness(lab, "castaway", host=HOST) as guest:
-        before, session = guest.account(), lab.hello(HOST)[1]
+        before, session = guest.account(), lab.registration(HOST)[1]
         with lab.configured(agent, host=HOST, agent=settings):
-            await_true(lambda: lab.hello(HOST)[1] != session, SETTLE, lambda: lab.hello(HOST))
+            await_true(lambda: lab.registration(HOST)[1] != session, SETTLE, lambda: lab.registration(HOST))
             lab.strike("cut", HOST)
             await_off(lab, guest)
             lab.strike("heal", HOST)

@@ -37,7 +37,7 @@ def image(cloud: Live) -> str:
 
 
 @pytest.fixture(scope="module")
-def guests(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
+def debians(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
     rest, made = cloud.rest(), {}
     network = next(iter(cloud.seed.demo.network.networks(name=PRIVATE)))
     for source, (_, drive) in SOURCES.items():
@@ -56,8 +56,8 @@ def guests(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
 
 @pytest.mark.timeout(3 * FIRST_BOOT)     # the first of the two makes the image as well
 @pytest.mark.parametrize("source", SOURCES)
-def test_cloud_init_has_done_what_the_server_was_asked_for(guests: dict[str, Guest], source: str) -> None:
-    guest, (name, has_drive) = guests[source].await_ssh(FIRST_BOOT, LOGIN), SOURCES[source]
+def test_cloud_init_has_done_what_the_server_was_asked_for(debians: dict[str, Guest], source: str) -> None:
+    guest, (name, has_drive) = debians[source].await_ssh(FIRST_BOOT, LOGIN), SOURCES[source]
     await_true(lambda: guest.does("test -e /run/cloud-init/result.json"), FIRST_BOOT,
                lambda: guest.rest.console(guest.server)[-3000:], pause=1)
     result = guest.run("cat /run/cloud-init/result.json")

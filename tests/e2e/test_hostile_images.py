@@ -66,6 +66,7 @@ IMAGES: list[tuple[Callable[[Path], bytes], str, str]] = [
     (larger_than_the_flavor, "qcow2", "disk"),
     (header_only, "qcow2", "declared as qcow2 but its content is"),
     (noise, "qcow2", "declared as qcow2 but its content is"),
+    (misplaced_table, "qcow2", "l1_table_offset 0x3 is not in the file"),
 ]
 
 
@@ -105,14 +106,18 @@ def test_refused_with_a_reason_and_nothing_stays(cloud: Live, demo: Rest, upload
     assert images_on_the_host(cloud) == cached
 
 
-def test_broken_image_that_only_the_hypervisor_finds_out(cloud: Live, demo: Rest, tmp_path: Path,
-                                                         upload: Callable[[bytes, str], str]) -> None:
-    """It refers to nothing and is what it says, so it was fetched; the guest that could not start leaves nothing."""
-    server = demo.create(image=upload(misplaced_table(tmp_path), "qcow2"), flavor=cloud.flavor())
-    fault = demo.await_status(server, "ERROR")["fault"]["message"]
-    assert "could not start the guest" in fault or "No valid host" in fault
-    assert str(cloud.home) not in fault
-    cloud.await_nothing_of(server, 30)
+def test_a_damaged_image_says_what_to_do_and_blames_no_host(cloud: Live, demo: Rest, tmp_path: Path,
+                                                            upload: Callable[[bytes, str], str]) -> None:
+    image = upload(misplaced_table(tmp_path), "qcow2")
+    for _ in range(2):
+        server = demo.create(image=image, flavor=cloud.flavor())
+        fault = demo.await_status(server, "ERROR")["fault"]["message"]
+        assert "qemu-img convert -O qcow2" in fault and "upload it again" in fault
+        assert "No valid host" not in fault, "no other host was tried"
+        cloud.await_nothing_of(server, 30)
+    told = cloud.kilonova("hosts").stdout.splitlines()
+    assert any(f"image {image}: 2 builds failed on 1 of the hosts" in line for line in told), told
+    assert not any("in a row" in line for line in told)
 
 
 def images_on_the_host(cloud: Live) -> set[str]:

@@ -19,6 +19,7 @@ import libvirt
 import pytest
 
 from deploy.cloud import Ports
+from deploy.configuration import LIVE_MIGRATION_PORT
 from deploy.lab_hosts import Facts, Lab
 from deploy.machine import FOR_NETWORKS
 from deploy.packages import ROOT
@@ -32,7 +33,7 @@ from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")
 
-#: Seconds that a boot of a host may take until its agent has said hello.
+#: Seconds that a boot of a host may take until its agent has registered.
 HELLO = 60
 HOST = "lab2"
 
@@ -47,7 +48,7 @@ def test_up_says_what_it_made_and_how_to_strike_it(lab_up: MadeLab) -> None:
 
 @pytest.mark.slice("default")
 def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
-    boots = {host: lab.hello(host)[0] for host in lab.cloud.hosts}
+    boots = {host: lab.registration(host)[0] for host in lab.cloud.hosts}
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert len({machine, *boots.values()}) == 4
     shown = {one.name: one for one in lab.seed.admin.compute.hypervisors(details=True)}
@@ -56,7 +57,8 @@ def test_each_host_has_what_is_its_own(lab: LiveLab) -> None:
     for number, host in enumerate(lab.cloud.hosts, 1):
         address = lab.cloud.host_address(number)
         assert lab.facts(host)["transfer"].startswith(f"{address}:")
-        assert lab.facts(host)["migration"] == {"uri": f"qemu+tcp://{address}/system", "address": address}
+        uri = f"qemu+tls://{address}:{LIVE_MIGRATION_PORT}/system"
+        assert lab.facts(host)["migration"] == {"uri": uri, "address": address}
         assert Path(f"/proc/{lab.cloud.pid(f'agent-{number}' if number > 1 else 'agent')}/ns/net").stat().st_ino \
             == Path(f"/run/netns/{lab.cloud.underlay.namespace(number)}").stat().st_ino
         with asked(lab, host) as libvirtd:
@@ -73,10 +75,12 @@ def test_status_shows_hosts_and_guests(lab: LiveLab) -> None:
 
 
 def test_second_up_is_harmless_and_another_lab_is_refused(lab: LiveLab) -> None:
-    before = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.hello(h) for h in lab.cloud.hosts]
+    before = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.registration(h)
+                                                                                 for h in lab.cloud.hosts]
     done = lab.up()
     assert done.returncode == 0, done
-    after = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.hello(h) for h in lab.cloud.hosts]
+    after = [lab.cloud.pid(program.name) for program in lab.cloud.programs()], [lab.registration(h)
+                                                                                for h in lab.cloud.hosts]
     assert before == after
     done = lab.command("up", "2")
     assert done.returncode == 1 and "is another one: 3 hosts" in done.stderr and "./deploy/lab down" in done.stderr
@@ -93,7 +97,7 @@ def test_mistake_strikes_nothing(lab: LiveLab, words: tuple[str, ...]) -> None:
 def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
     with witness(lab, "phoenix", host=HOST) as guest, witness(lab, "bystander", host="lab3") as other:
         before, beside = guest.account(), other.account()
-        boot, session = lab.hello(HOST)
+        boot, session = lab.registration(HOST)
         lab.strike("kill", HOST)
         assert (lab.lab.state(HOST), lab.where(guest.server)) == ("off", {})
         assert "off" in lab.command("status").stdout
@@ -104,8 +108,8 @@ def test_host_that_lost_its_power_brings_its_guests_back(lab: LiveLab) -> None:
         assert lab.place(guest.server) == HOST              # nobody moves it by itself
 
         lab.strike("start", HOST)
-        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
-        assert lab.hello(HOST)[1] != session
+        await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
+        assert lab.registration(HOST)[1] != session
         await_true(lambda: lab.where(guest.server) == {HOST: "running"}, HELLO, lambda: lab.where(guest.server))
         guest.await_ssh()
         after = guest.account()
@@ -118,10 +122,10 @@ def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) ->
     with witness(lab, "sleeper", host=HOST) as guest:
         guest.rest.act(guest.server, "os-stop")
         guest.rest.await_status(guest.server, "SHUTOFF")
-        boot, _ = lab.hello(HOST)
+        boot, _ = lab.registration(HOST)
         lab.strike("kill", HOST)
         lab.strike("start", HOST)
-        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
+        await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         lab.await_host(HOST)
         assert lab.where(guest.server) == {HOST: "shutoff"}
         assert guest.rest.server(guest.server)["status"] == "SHUTOFF"
@@ -129,7 +133,7 @@ def test_guest_that_was_stopped_stays_stopped_after_a_power_cut(lab: LiveLab) ->
 
 def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
     with witness(lab, "island", host=HOST) as guest:
-        before, (boot, _) = guest.account(), lab.hello(HOST)
+        before, (boot, _) = guest.account(), lab.registration(HOST)
         with listener(guest) as heard:
             lab.strike("cut", HOST)
             lab.strike("cut", HOST)
@@ -142,12 +146,12 @@ def test_host_that_is_cut_off_keeps_its_guests(lab: LiveLab) -> None:
         assert heard.longest > 5
         after = guest.account()
         assert (after.run, after.canary) == (before.run, before.canary) and after.count > before.count
-        assert lab.hello(HOST)[0] == boot and guest.rest.server(guest.server)["status"] == "ACTIVE"
+        assert lab.registration(HOST)[0] == boot and guest.rest.server(guest.server)["status"] == "ACTIVE"
 
 
 def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
     with witness(lab, "fenced", host=HOST) as guest:
-        boot, _ = lab.hello(HOST)
+        boot, _ = lab.registration(HOST)
         lab.strike("cut", HOST)
         hook = lab.cloud.fencing_hook
         assert f"fencing_hook = {hook}\n" in lab.cloud.config().read_text()
@@ -159,7 +163,7 @@ def test_fencing_hook_kills_what_is_cut_off_and_says_so(lab: LiveLab) -> None:
         assert [line for line in lab.processes() if "qemu-system" in line and guest.server in line] == []
         assert lab.run(hook, "rack1").returncode == 1
         lab.strike("start", HOST)
-        await_true(lambda: lab.hello(HOST)[0] != boot, HELLO, lambda: lab.hello(HOST))
+        await_true(lambda: lab.registration(HOST)[0] != boot, HELLO, lambda: lab.registration(HOST))
         guest.await_ssh()
 
 

@@ -40,7 +40,7 @@ def test_guest_has_the_address_that_the_api_shows(cloud: Live, pair: Pair) -> No
         "addr", "version"}
 
 
-def test_guests_are_on_two_hosts_and_their_devices_are_there_alone(cloud: Live, pair: Pair) -> None:
+def test_devices_exist_on_their_own_host_only(cloud: Live, pair: Pair) -> None:
     for guest, number, other in ((pair.near, 1, 2), (pair.far, 2, 1)):
         [port] = guest.interfaces()
         device = f"tap{port[:11]}"
@@ -174,7 +174,7 @@ def detach(guest: Guest, network: str) -> None:
     assert not list(guest.live.seed.admin.network.ports(id=port))
 
 
-def test_interfaces_come_and_go_while_the_guest_runs_and_tenants_with_the_same_addresses_are_apart(
+def test_interfaces_are_plugged_live_and_tenants_stay_apart(
         cloud: Live, tenant: Tenant, stranger: Tenant, pair: Pair) -> None:
     """One story, for it takes three guests: two of demo with a second interface each, and the stranger's. The pair is
     put right first, for the networks go only when nobody is there."""

@@ -26,7 +26,7 @@ def test_what_needs_no_server_passes_tempest(keeping: Live, tmp_path: Path) -> N
         pytest.skip("Tempest is not installed: ./deploy/test ci installs it where this test is drawn")
     clear(keeping.rest())       # a host with a server does not join another zone
     tempest = Tempest(tmp_path / "tempest")
-    configure.write(configure.Cloud.of(keeping.seed, 2, False, "empty"), tempest.folder, LEAST)
+    configure.write(configure.Cloud.of(keeping.seed, "empty"), tempest.folder, LEAST)
     outcome = tempest.run([one for one in sorted_into(tempest.ids(), {})[GROUP] if not LEFT_OUT.search(one)], GROUP)
     assert outcome.is_well, outcome.line() + "".join(f"\n{one}: {outcome.said.get(one, 'not run')}"
                                                      for one in (*outcome.failed, *outcome.not_run))

@@ -3,7 +3,7 @@
 memory hypervisors.
 
 Only the transport is ours: it can lose messages and counts them (``messages``); SQL is counted for each part of each
-process. What the API does for a request is its own ``Creator`` and ``actions.begin``, and the doorbell.
+process. What the API does for a request is its own ``Creator`` and ``actions.begin``, and the wakeup message.
 """
 from __future__ import annotations
 
@@ -24,26 +24,30 @@ from common.errors import Unavailable
 from common.host_keys import AllKeys, Purpose
 from common.image_tickets import Gateway, Tickets
 from common.models import Access, Flavor, HostInventory
-from common.notifications.options import BOTH, Telling
+from common.notifications.options import BOTH, NotificationSettings
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
 from common.rpc import scheduler as scheduler_rpc
 from common.rpc.broker import opener
 from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
-from common.store import actions, doctor, host_keys, schema, server_groups, services
+from common.store import doctor, schema
 from common.store.engine import Store
+from common.store.hosts import host_keys, services
+from common.store.servers import actions, server_groups
 from common.vault import Vault
 from common.wire import to_wire
+from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
-from compute_agent.service import Host, Images
+from compute_agent.service import AgentProcess
 from compute_agent.sync import Agent
-from compute_agent.virt.memory import MemoryDriver
-from compute_api.creating import Creation, Creator
-from conductor.freshness import Freshness
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_api.compute.creation import Creation, Creator
+from conductor.notification_sender import NotificationSender, NotificationTransport
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
-from conductor.telling import Post, Teller
+from conductor.sync_cookies import SyncCookies
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
 from scheduler.service import OneAtATime, options
@@ -58,7 +62,7 @@ SECRETS = {Purpose.COMMAND: "conductors' secret", Purpose.QUERY: "everybody's se
 QUOTA = {"instances": -1, "cores": -1, "ram": -1, "server_group_members": -1}
 
 
-class NoImages(Images):
+class NoImages(ImageGatewayAccess):
     """This cloud has no image service."""
 
     def download(self, access: Access, image: str) -> Iterator[bytes]:
@@ -81,7 +85,7 @@ class Cloud:
         self._closers.append(self.watcher.close)
         self.store = self._store("api")
         self._creator = Creator(self.store, QUOTA)
-        self.bell = conductor_rpc.Bell(self._transport())  # type: ignore[arg-type]  # the same interface
+        self.wakeup = conductor_rpc.ConductorWakeup(self._transport())  # type: ignore[arg-type]  # the same interface
         failures.register(self)
 
     def _transport(self) -> Any:
@@ -114,20 +118,20 @@ class Cloud:
                 self.statements[process if process != "conductor" else threading.current_thread().name] += 1
         return store
 
-    def start_conductor(self, name: str = "c1", tells: Post | None = None) -> Conductor:
+    def start_conductor(self, name: str = "c1", tells: NotificationTransport | None = None) -> Conductor:
         """``tells``: where its notifications go, in both formats."""
         owner = f"{name}/1"
         store, transport = self._store("conductor"), self._transport()
         link = self._control_side(store)
         post = Messages(transport, link, Gateway("http://127.0.0.1:1", Tickets(Vault("key"))))
-        store.tell(Telling(name) if tells else None)
-        teller = Teller(store, Clock(), tells, owner, BOTH, 1000) if tells else None
+        store.notify_with(NotificationSettings(name) if tells else None)
+        teller = NotificationSender(store, Clock(), tells, owner, BOTH, 1000) if tells else None
         engine = Engine(store, Clock(), post, owner, shutdown_timeout=0, networks=self.ports)
-        conductor = Conductor(engine, post, Freshness(SECRETS[Purpose.COMMAND]), teller)
+        conductor = Conductor(engine, post, SyncCookies(SECRETS[Purpose.COMMAND]), teller)
         store.write(lambda tx: services.enrol(tx, name, services.CONDUCTOR))
         conductor_rpc.serve(transport, owner, conductor)
         conductor_rpc.listen(link, conductor)
-        threads = conductor.start(conductor_rpc.Bell(transport, server=owner, method="loop_back"))
+        threads = conductor.start(conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back"))
         self._stoppers += [lambda: [thread.join(5) for thread in threads], conductor.close]
         return conductor
 
@@ -137,15 +141,24 @@ class Cloud:
 
     def start_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
         """Returns when the database knows the host."""
-        driver = self.drivers[name] = MemoryDriver(name, inventory=size)
+        self._begin_agent(name, journal, size)
+        self._until_up({name})
+
+    def _begin_agent(self, name: str, journal: Journal | None = None, size: HostInventory | None = None) -> None:
+        driver = self.drivers[name] = MemoryDriver(MemoryHost(name, inventory=size))
         journal, link = journal or Journal(self._folder / name / "agent.db"), self._host_side(name)
         agent = Agent(name, journal, Clock(), driver.boot_id())
-        host = Host(agent, journal, driver, conductor_rpc.Client(link), NoImages())
+        host = AgentProcess(agent, journal, driver, conductor_rpc.ConductorClient(link), NoImages())
         agent_rpc.serve(link, host)
         host.start(4)
         self._stoppers.append(host.close)
         self._closers += [journal.close, driver.close]
-        self.until(lambda: self.watcher.read(lambda tx: services.is_up(tx, name)), 20, f"host {name} says hello")
+
+    def _until_up(self, hosts: set[str]) -> None:
+        def up() -> set[str]:
+            found = self.watcher.read(lambda tx: services.list_all(tx, binary=services.COMPUTE))
+            return {row.host for row in found if row.up and not row.forced_down}
+        self.until(lambda: hosts <= up(), 20, f"hosts {', '.join(sorted(hosts))} register")
 
     def start(self, hosts: int = 1, conductors: int = 1, schedulers: int = 1, sizes: Sequence[HostInventory] = ()
               ) -> None:
@@ -154,8 +167,10 @@ class Cloud:
             self.start_conductor(f"c{number}")
         for number in range(1, schedulers + 1):
             self.start_scheduler(f"s{number}")
-        for number, size in enumerate(sizes or [None] * hosts, 1):
-            self.start_agent(f"h{number}", size=size)
+        names = {f"h{number}": size for number, size in enumerate(sizes or [None] * hosts, 1)}
+        for name, size in names.items():
+            self._begin_agent(name, size=size)
+        self._until_up(set(names))
 
     def close(self) -> None:
         """Stop the threads, newest first; then the transports, all at once as they wait for idle connections; then
@@ -173,8 +188,8 @@ class Cloud:
         servers = [ids.new() for _ in range(count)]
         args = {"networks": list(networks), **({"host": host} if host else {})}
         self._creator.create(Creation("project", "user", flavor.vcpus, flavor.memory_mb, count, count, "r-1",
-                                      lambda fitting: _rows(servers, args, flavor, group), group=group))
-        self.bell.ring()
+                                      lambda assignment: _rows(servers, args, flavor, group), group=group))
+        self.wakeup.wake()
         return servers
 
     def group(self, policy: str, **rules: Any) -> str:
@@ -186,7 +201,7 @@ class Cloud:
         row = states.action(key, value)
         assert row is not None
         self.store.write(lambda tx: actions.begin(tx, row, server, context=USER, project_id="project"))
-        self.bell.ring()
+        self.wakeup.wake()
 
     # --- what a user and an operator see ---
     def state(self, server: str) -> tuple[str, str | None]:
@@ -206,7 +221,7 @@ class Cloud:
         return time.monotonic() - began
 
     def until(self, happened: Callable[[], Any], seconds: float, what: str) -> None:
-        await_true(happened, seconds, what, pause=0.005)
+        await_true(happened, seconds, what)
 
     def until_idle(self) -> None:
         """Wait until no action and no debt is left."""
@@ -236,7 +251,7 @@ class Cloud:
 
     def made(self, verb: str) -> Counter[str]:
         """How often each server was told this verb, on all hosts together."""
-        return Counter(server for driver in self.drivers.values() for name, server in list(driver.calls)
+        return Counter(server for driver in self.drivers.values() for name, server in list(driver.host.calls)
                        if name == verb)
 
     # --- what a failed test prints: failures.Diagnosable ---

@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,32 @@ from websockets.sync.client import ClientConnection, connect
 
 from common import errors
 from common.models import Flavor, GuestSpec
-from common.store import console_tokens, guests, schema
+from common.store import schema
 from common.store.engine import Store
+from common.store.servers import console_tokens, guests
+from common.vault import Vault
 from compute_agent.consoles import Consoles
-from compute_agent.virt.memory import QUIET, MemoryDriver
-from compute_api.console_service import sessions as parts
-from compute_api.console_service.door import Door
-from compute_api.console_service.service import Service, listen
-from compute_api.console_service.sessions import Sessions
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.script import QUIET
+from compute_api.console import sessions as parts
+from compute_api.console.browser_cookies import BrowserCookies
+from compute_api.console.page_server import PageServer
+from compute_api.console.service import ConsoleServer, listen
+from compute_api.console.sessions import ConsoleSessions
+from compute_api.console.token_check import TokenChecker
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
 SERVERS = [f"6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b1{n}" for n in range(3)]
+VAULT = Vault("key")
 OURS, ALLOWED = "https://consoles.example", "https://cloud.example:8443"
 
 
 class World:
     """A database, a host with three guests, and the console service."""
 
-    def __init__(self, folder: Path, most: int = 4, per_server: int = 2) -> None:
+    def __init__(self, folder: Path, most: int = 4, per_server: int = 2, per_user: int = 4, url: str = OURS,
+                 origins: Sequence[str] = (ALLOWED,)) -> None:
         self.store = Store(f"sqlite:///{folder}/console.db")
         upgrade(self.store)
         self.driver = MemoryDriver()
@@ -47,7 +54,10 @@ class World:
                                                     for server in SERVERS]))
         self.relay = Consoles(self.driver.console, "127.0.0.1")
         self.silent = False
-        self.sessions = Sessions(self.store, self, most=most, per_server=per_server, seconds=60)
+        self.bad: set[str] = set()          # tokens of users that the identity service does not know any more
+        browsers = BrowserCookies(self.store, url, origins, 60)
+        self.sessions = ConsoleSessions(self.store, self, TokenChecker(VAULT, self.is_good), browsers, most=most,
+                                 per_server=per_server, per_user=per_user, seconds=60)
         novnc = folder / "novnc"
         (novnc / "core").mkdir(parents=True)
         (novnc / "vnc_lite.html").write_text("<p>screen")
@@ -58,7 +68,8 @@ class World:
         (novnc / "alias.html").symlink_to("vnc_lite.html")
         listener = listen("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
-        self.service = Service(listener, Door(novnc, OURS, [ALLOWED]), self.sessions, most + 8)
+        self.service = ConsoleServer(listener, PageServer(novnc, url, browsers, origins), self.sessions, most + 8,
+                                     ask_every=0.2)
         self.threads = [self.relay.start(), *self.service.start()]
 
     def query(self, host: str, verb: str, arguments: dict[str, Any], timeout: float = 10) -> dict[str, Any]:
@@ -68,9 +79,17 @@ class World:
         assert (host, verb) == ("h1", "console")
         return self.relay.offer(arguments["server"], arguments["kind"])
 
-    def token(self, kind: str = "serial", server: str = SERVERS[0], seconds: int = 60) -> str:
-        return self.store.write(lambda tx: console_tokens.create(tx, server, kind, project_id="p", user_id="u",
-                                                                 seconds=seconds))
+    def is_good(self, token: str) -> bool:
+        """What the identity service says of a user's token."""
+        if token == "silence":
+            raise errors.Unavailable("The identity service does not answer; try again later.")
+        return token not in self.bad
+
+    def token(self, kind: str = "serial", server: str = SERVERS[0], seconds: int = 60, user: str = "u",
+              caller: str = "") -> str:
+        sealed = VAULT.seal({"token": caller}) if caller else None
+        return self.store.write(lambda tx: console_tokens.create(tx, server, kind, project_id="p", user_id=user,
+                                                                 seconds=seconds, caller=sealed))
 
     def open(self, token: str, path: str = "/?token={}", **more: Any) -> ClientConnection:
         return connect(f"ws://127.0.0.1:{self.port}{path.format(token)}", compression=None, proxy=None, **more)
@@ -86,9 +105,11 @@ class World:
             browser.recv(timeout=10)
         return closed.value.rcvd is None
 
-    def get(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         connection.putrequest("GET", path, skip_host=False)
+        for name, value in (headers or {}).items():
+            connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
         found = answer.status, answer.read(), dict(answer.getheaders())
@@ -183,7 +204,7 @@ def test_an_expired_token_is_refused(world: World) -> None:
 
 def test_a_token_after_delete_is_refused(world: World) -> None:
     token = world.token()
-    world.store.write(lambda tx: guests.owe(tx, SERVERS[0], 2))
+    world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
     assert world.hangs_up(token)
 
 
@@ -220,14 +241,14 @@ def test_what_a_request_says_of_its_host_decides_nothing(world: World) -> None:
 def test_it_ends_when_the_guest_stops(world: World) -> None:
     with world.open(world.token()) as browser:
         assert echoes(browser)
-        world.driver.power_off(SERVERS[0])
+        world.driver.host.power_off(SERVERS[0])
         assert ended(browser) == (parts.DONE, "The guest has ended its console.")
 
 
 def test_it_ends_when_the_server_moves_within_seconds(world: World) -> None:
     with world.open(world.token()) as browser, world.open(world.token(server=SERVERS[1])) as other:
         assert echoes(browser) and echoes(other)
-        world.store.write(lambda tx: guests.owe(tx, SERVERS[0], 2))
+        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
         began = time.monotonic()
         code, words = ended(browser)
         assert code == parts.REFUSED and "deleted or has moved" in words and time.monotonic() - began < 5
@@ -256,7 +277,7 @@ def test_a_browser_that_does_not_read_holds_nothing_up(world: World) -> None:
         with world.open(world.token(server=SERVERS[1])) as other:
             assert echoes(other)
         await_true(lambda: len(world.sessions) == 1)
-        world.store.write(lambda tx: guests.owe(tx, SERVERS[0], 2))
+        world.store.write(lambda tx: guests.add_debt(tx, SERVERS[0], 2))
         await_true(lambda: len(world.sessions) == 0, 20)
         assert lazy.fileno() != -1
 
@@ -309,7 +330,7 @@ def test_a_silent_host(world: World) -> None:
     assert code == parts.BUSY and "did not answer" in words
     world.silent = False
     world.relay.close()
-    world.driver.power_off(SERVERS[1])
+    world.driver.host.power_off(SERVERS[1])
     assert world.closed(world.token(server=SERVERS[1]))[0] == parts.FAILED
     assert world.closed(world.token())[0] in (parts.FAILED, parts.DONE)
 

@@ -11,12 +11,14 @@ import pytest
 
 from common import states
 from common.host_keys import GOOD_FOR_SECONDS
-from common.models import Cell, HostInventory
+from common.models import HostInventory, NumaNode
 from common.rpc.host_link import FROM_HOSTS
 from compute_agent import service
 from conductor import heartbeats
+from conductor import service as conductor_service
 from conductor.lanes import LANES
-from conductor.networks import NETWORK
+from conductor.saga import Lane
+from conductor.service import Conductor
 from scheduler import hosts
 from tests.functional.cloud import FLAVOR, Cloud
 
@@ -26,13 +28,24 @@ WITH_A_PORT = {"create": 38, "delete": 35}      #: statements; messages are as w
 ADDED = {"plain": 0, "group": 6, "parts": 2}
 #: Threads that look every second or few, whatever is asked, and have no step of these requests: no part of their cost.
 #: So has the one that answers heartbeats, and looks every five seconds which keys of hosts count.
-BACKGROUND = {"sweep", "cleanups", FROM_HOSTS, *LANES} - {NETWORK}
+INTERVAL = heartbeats.LOOK_INTERVAL_SECONDS
+BACKGROUND = {"sweep", "cleanups", "host actions", FROM_HOSTS, *LANES} - {Lane.NETWORK}
 
 
 @pytest.fixture(autouse=True)
 def no_look_for_hosts_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's, which is due once a second: on a busy machine that is with each request."""
-    monkeypatch.setattr(hosts, "COUNT", float("inf"))
+    monkeypatch.setattr(hosts, "COUNT_INTERVAL_SECONDS", float("inf"))
+
+
+@pytest.fixture(autouse=True)
+def no_look_without_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conductor looks for due actions once a second, and when the sweep's ring of each second comes back to it: on a
+    busy machine, where a request takes longer, that is with each of them."""
+    def comes_back(conductor: Conductor) -> None:
+        conductor._own_message_at = conductor.engine.clock.monotonic()
+    monkeypatch.setattr(conductor_service, "LOOK_SECONDS", 10.0)
+    monkeypatch.setattr(Conductor, "loop_back", comes_back)
 
 
 def cost_of(cloud: Cloud, request: Callable[[], str], vm_state: str) -> tuple[Counter[str], Counter[str]]:
@@ -109,7 +122,7 @@ def test_what_a_port_adds(new_cloud: Callable[..., Cloud], kind: str) -> None:
 def test_what_a_hard_group_and_parts_of_the_host_add(new_cloud: Callable[..., Cloud], kind: str) -> None:
     cloud = new_cloud(kind)
     cloud.start(sizes=[HostInventory("memory", 1, "h1", 64, 65536, 1000, pcpus=64,
-                                     cells=[Cell(0, [64], list(range(64)), 65536)])])
+                                     numa_nodes=[NumaNode(0, [64], list(range(64)), 65536)])])
     group, pinned = cloud.group("affinity"), replace(FLAVOR, extra_specs={"hw:cpu_policy": "dedicated"})
     cloud.until_state([*cloud.create(group=group), *cloud.create(flavor=pinned)], states.ACTIVE)
     found = {
@@ -126,10 +139,11 @@ def test_what_a_hard_group_and_parts_of_the_host_add(new_cloud: Callable[..., Cl
 def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
     """A look a second, of two statements, one each five seconds for the keys, and two messages for each heartbeat,
     however many hosts there are."""
-    monkeypatch.setattr(service, "PERIOD", (0.2, 0.3))
-    monkeypatch.setattr(service, "PATIENCE", (10.0, 2.0, 4.0))      # on a busy machine none is to sync in its place
-    monkeypatch.setattr(heartbeats, "SOON", 3600.0)                 # none is to tell its domains by and by
-    monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.SOON)
+    monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.2, 0.3))
+    monkeypatch.setattr(service, "ANSWER_TIMEOUTS_SECONDS",
+                        (10.0, 2.0, 4.0))  # on a busy machine none is to sync in its place
+    monkeypatch.setattr(heartbeats, "COMPARE_SOON_SECONDS", 3600.0)    # none is to report its domains by and by
+    monkeypatch.setattr(heartbeats, "_spread", lambda host: heartbeats.COMPARE_SOON_SECONDS)
     cloud = new_cloud()
     cloud.start(hosts=4)
     cloud.until_state(cloud.create(8), states.ACTIVE)
@@ -137,14 +151,14 @@ def test_idle_hosts_cost_what_one_does(new_cloud: Callable[..., Cloud], monkeypa
     sent, idle_at = cloud.network.sent, time.monotonic()
     before = sent["heartbeat"]
     # A look that is a second old still says that something waits for a host, which then syncs once more.
-    cloud.until(lambda: sent["heartbeat"] > before + 20 and time.monotonic() > idle_at + 3 * heartbeats.LOOK, 20,
+    cloud.until(lambda: sent["heartbeat"] > before + 20 and time.monotonic() > idle_at + 3 * INTERVAL, 20,
                 "all are idle")
     statements, messages, began = Counter(cloud.statements), Counter(sent), time.monotonic()
     cloud.until(lambda: sent["heartbeat"] >= messages["heartbeat"] + 100, 20, "fifty heartbeats")
-    looks = int((time.monotonic() - began) / heartbeats.LOOK) + 1
+    looks = int((time.monotonic() - began) / INTERVAL) + 1
     spent = cloud.statements - statements
     found = {part: number for part, number in spent.items()
-             if part not in BACKGROUND - {FROM_HOSTS} | {"runner", "scheduler", NETWORK}}
+             if part not in BACKGROUND - {FROM_HOSTS} | {"runner", "scheduler", Lane.NETWORK}}
     assert list(found) == [FROM_HOSTS], spent
     assert found[FROM_HOSTS] <= 2 * looks + looks // GOOD_FOR_SECONDS + 1
     assert set(sent - messages) <= {"heartbeat", "loop_back"}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lost message costs, in seconds beyond the ordinary: doorbell 2, command 7, report 2 (docs: the promises)."""
+"""What a lost message costs, in seconds beyond the ordinary: wakeup message 2, command 7, report 2 (docs: the
+promises)."""
 from __future__ import annotations
 
 import itertools
@@ -17,10 +18,10 @@ from common import states
 from common.models import Result
 from common.store import schema
 from compute_agent.journal import Journal
-from compute_agent.virt.memory import QUIET
+from compute_agent.virt.memory.script import QUIET
 from tests.functional.cloud import Cloud
 
-DOORBELL, COMMAND, REPORT = 2.0, 7.0, 2.0
+WAKEUP, COMMAND, REPORT = 2.0, 7.0, 2.0
 ORDINARY = 1.5               #: seconds that a create may take when nothing is lost, on a machine that is busy with us
 BEAT = 0.05                  #: seconds between two looks whether the machine stands still
 
@@ -88,10 +89,10 @@ def ordinary(cloud: Cloud, pulse: Pulse) -> None:
 
 def test_a_lost_doorbell(cloud: Cloud, pulse: Pulse) -> None:
     ordinary(cloud, pulse)
-    cloud.network.lose = lambda what: what in ("ring", "loop_back")
+    cloud.network.lose = lambda what: what in ("wake", "loop_back")
     found = delays(cloud, created_one_by_one(cloud, 8, 0.37), states.ACTIVE)
-    assert found[-1] <= DOORBELL + pulse.ordinary()
-    assert found[-1] > 0.2, "no ring was lost"
+    assert found[-1] <= WAKEUP + pulse.ordinary()
+    assert found[-1] > 0.2, "no wakeup message was lost"
     assert cloud.findings() == []
 
 
@@ -112,7 +113,7 @@ def test_a_lost_command_while_its_host_always_has_news(cloud: Cloud, pulse: Puls
     other, driver = cloud.create()[0], cloud.drivers["h1"]
     cloud.until_state([other], states.ACTIVE)
     cloud.network.lose = lambda what: what == "do"
-    flips, next_at = itertools.cycle([lambda: driver.power_off(other),
+    flips, next_at = itertools.cycle([lambda: driver.host.power_off(other),
                                       lambda: driver.ensure_running(other, 1, QUIET)]), [0.0]
 
     def flip() -> None:

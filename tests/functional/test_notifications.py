@@ -12,7 +12,7 @@ import pytest
 from common import states
 from common.errors import Unavailable
 from common.notifications.messages import Message
-from common.notifications.options import Telling
+from common.notifications.options import NotificationSettings
 from tests.functional.cloud import Cloud
 from tests.told import all_told
 
@@ -42,7 +42,7 @@ class Broker:
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
 def test_servers_live_and_die_while_the_broker_comes_and_goes(new_cloud: Callable[..., Cloud], kind: str) -> None:
     cloud, broker = new_cloud(kind), Broker()
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     cloud.start_conductor("c1", broker)
     cloud.start_conductor("c2", broker)
     cloud.start_scheduler()

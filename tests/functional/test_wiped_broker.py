@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common import states
-from compute_agent.virt.memory import Slow
+from compute_agent.virt.memory.script import Slow
 from deploy.servers import Servers
 from tests.functional.cloud import Cloud
 
@@ -34,10 +34,10 @@ def test_everything_reaches_its_state_although_the_broker_was_wiped(
     stopped, deleted = cloud.create(4), cloud.create(4)
     cloud.until_state(stopped + deleted, states.ACTIVE, 30)
     for driver in cloud.drivers.values():
-        driver.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
+        driver.host.script["ensure_guest"] = [Slow(1.0, after=True)] * 6
     created = cloud.create(6)                   # their results come while the broker is away
     broker.control("stop_app")
-    created += cloud.create(4)                  # rings, commands: all in vain
+    created += cloud.create(4)                  # wakeups, commands: all in vain
     for server in stopped:
         cloud.ask(server, "os-stop")
     broker.control("reset")

@@ -27,6 +27,9 @@ ANSWERS: dict[tuple[str, str], str] = {
         "a group with a policy of a later version is shown as it is, as Nova's code does",
 }
 
+#: Paths that are Kilonova's own: their policies are kilonova:….
+OWN = ("/os-services/{service_id}/actions", "/os-services/{service_id}/actions/{action_id}")
+
 
 @dataclass(frozen=True)
 class Known:
@@ -130,9 +133,6 @@ ABSENT: dict[str, str] = {
          "PUT /servers/{server_id}/os-volume_attachments/{id}", "POST /os-assisted-volume-snapshots",
          "DELETE /servers/{server_id}/os-volume_attachments/{id}", "DELETE /os-assisted-volume-snapshots/{id}"),
         "volumes are to come"),
-    **dict.fromkeys(
-        ("GET /servers/{server_id}/shares", "POST /servers/{server_id}/shares", "GET /servers/{server_id}/shares/{id}",
-         "DELETE /servers/{server_id}/shares/{id}"), "shares are to come"),
     "GET /os-baremetal-nodes": "a proxy to a service for machines without hypervisors, gone since 2.36",
     "GET /os-baremetal-nodes/{id}": "a proxy to a service for machines without hypervisors, gone since 2.36",
     "GET /": "a route of its own, beside the table: versions.Document",

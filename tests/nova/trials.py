@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from common import states
-from compute_api.microversions import Range
-from compute_api.routes import GONE, ROUTES, Route
-from compute_api.schemas import aggregates, common, server_actions
-from compute_api.validation import Versioned
+from compute_api.compute.routes import GONE, ROUTES, Route
+from compute_api.compute.schemas import aggregates, common, server_actions
+from compute_api.edge.microversions import Range
+from compute_api.edge.validation import VersionedSchema
 from deploy.environment import NOVA_PYTHON
 from tests.nova import samples
 from tests.nova.schemas import Operation, operations
 
 JUDGE = Path(__file__).with_name("judge.py")
 #: Bodies whose schema is chosen by their one key.
-BY_KEY: dict[str, dict[str, Versioned]] = {
+BY_KEY: dict[str, dict[str, VersionedSchema]] = {
     "/servers/{}/action": server_actions.BY_KEY, "/os-volumes_boot/{}/action": server_actions.BY_KEY,
     "/os-aggregates/{}/action": aggregates.BY_KEY}
 

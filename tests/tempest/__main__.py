@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./deploy/test tempest [--latest | --least] [GROUP ...]``: Tempest, as it comes from PyPI, against our own clouds.
+"""``./deploy/test tempest [--latest | --least] [--unified-limits] [GROUP ...]``: Tempest, as it comes from PyPI,
+against our own clouds.
 
 Groups without guests run against three hosts of the memory driver, the others against two with real guests; each at the
 least microversion 2.1, and once more asking for the latest. Prints for each group how many passed, with negative tests
@@ -15,11 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import IO
 
+from deploy import preflight
 from deploy.cloud import Ports
+from deploy.commands import up
 from deploy.environment import TEMPEST
 from deploy.packages import ROOT
 from deploy.progress import Failure, main, say
@@ -74,21 +78,25 @@ class Tempest:
 
 
 @contextmanager
-def cloud(has_guests: bool) -> Iterator[tuple[Live, configure.Cloud]]:
+def cloud(has_guests: bool, unified: bool = False) -> Iterator[tuple[Live, configure.Cloud]]:
     """A cloud for groups with guests (two real hosts), or without (three in memory); it is gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="kn-tempest-", dir="/tmp"))
     home.chmod(0o755)
     driver, more = ("libvirt", ("", "-2")) if has_guests else ("memory", ("", "-2", "-3"))
     hosts = tuple(f"{os.uname().nodename}{one}" for one in more)
-    live = Live(home, free_ports(Ports.COUNT), hosts=hosts, networks=True, driver=driver)
+    live = Live(home, free_ports(Ports.COUNT), hosts=hosts, networks=True, driver=driver,
+                options=configure.FILTERED + (configure.UNIFIED if unified else ()))
     say(f"A cloud of {len(hosts)} hosts, driver {driver} …")
-    said = live.up(KILONOVA_DRIVER=driver, KILONOVA_NETWORKS="yes")
+    preflight.check(live.cloud)
     try:
-        if said.returncode != 0:
-            raise Failure(f"./deploy/up failed: {said.stdout[-1000:]}{said.stderr[-1000:]}", f"See {home}/log.")
-        live.seed.admin.compute.update_quota_set(live.seed.admin.session.get_project_id(), **NO_LIMIT)
+        with redirect_stdout(StringIO()):
+            up.go_on(live.cloud)
+        if unified:
+            configure.register_limits(live.seed.admin.identity)
+        else:
+            live.seed.admin.compute.update_quota_set(live.seed.admin.session.get_project_id(), **NO_LIMIT)
         clear(live.rest())          # a host with a server does not join another zone
-        yield live, configure.Cloud.of(live.seed, len(hosts), has_guests)
+        yield live, configure.Cloud.of(live.seed)
     finally:
         live.down("--purge")
 
@@ -98,6 +106,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./deploy/test tempest", description=(__doc__ or "").split("\n\n", 1)[1])
     parser.add_argument("--least", action="store_true", help=f"only with the least microversion {LEAST}")
     parser.add_argument("--latest", action="store_true", help="only with the latest microversion")
+    parser.add_argument("--unified-limits", action="store_true", help="in clouds where Keystone's limits are in force")
     parser.add_argument("group", nargs="*", help=", ".join(f"{one.name}: {one.needs}" for one in GROUPS))
     asked = parser.parse_args(arguments)
     unknown = {*asked.group} - {one.name for one in GROUPS}
@@ -112,7 +121,7 @@ def run(arguments: Sequence[str]) -> int:
     for has_guests in (False, True):
         groups = [group for group in chosen if group.boots == has_guests]
         if groups:
-            with cloud(has_guests) as (live, found):
+            with cloud(has_guests, asked.unified_limits) as (live, found):
                 well = _judge(Tempest(folder / ("guests" if has_guests else "memory")), found, groups, versions,
                               lists) and well
                 live.judge()
@@ -130,6 +139,7 @@ def _judge(tempest: Tempest, found: configure.Cloud, groups: Sequence[Group], ve
         configure.write(found, tempest.folder, version)
         ids = sorted_into(tempest.ids(), lists)
         for group in groups:
+            configure.write(found, tempest.folder, version, group.strangers)
             began = time.monotonic()
             outcome = tempest.run(ids[group.name], f"{group.name}-{version}")
             outcome.foresee(known.LATEST if version == LATEST else ())

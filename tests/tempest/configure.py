@@ -13,9 +13,16 @@ from typing import Any
 from deploy.seed import Seed
 
 FILE = "tempest.conf"
-#: Filters that Tempest's tests look for beside the cloud's default ones.
+#: Filters that Tempest's tests look for: the default ones, and two. The last knows no servers of other projects.
+APART = "DifferentHostFilter"
 FILTERS = ("ComputeFilter", "ComputeCapabilitiesFilter", "ImagePropertiesFilter", "ServerGroupAntiAffinityFilter",
-           "ServerGroupAffinityFilter", "SameHostFilter", "DifferentHostFilter")
+           "ServerGroupAffinityFilter", "SameHostFilter", APART)
+#: Options of the cloud. Keystone's limits: those that are registered, each as it is at that moment.
+FILTERED = (("scheduler", "enabled_filters", ", ".join(FILTERS)),)
+UNIFIED = (("quota", "driver", "unified"), ("quota", "unified_limits_resource_list", ""),
+           ("quota", "unified_limits_cache_seconds", 0))
+#: Registered limits: what no test but those of limits reaches.
+LIMITS = {"servers": 1000, "class:VCPU": 1000, "class:MEMORY_MB": 1 << 24, "class:DISK_GB": 1 << 20}
 #: Debian's hash-bang of the tiny guest is busybox's shell, which has no pipefail.
 PROLOGUE = "set -eu; PATH=$$PATH:/sbin:/usr/sbin;"
 
@@ -31,18 +38,28 @@ class Cloud:
     flavor: str
     second_flavor: str
     public_network: str
-    hosts: int
+    hosts: tuple[str, ...]
     has_guests: bool
+    unified: bool
 
     @classmethod
-    def of(cls, seed: Seed, hosts: int, has_guests: bool, image_name: str = "tiny") -> Cloud:
+    def of(cls, seed: Seed, image_name: str = "tiny") -> Cloud:
         """Looks the names up; a second image is made when there is none. A cloud may have no public network."""
         admin = seed.admin
         image, public = admin.image.find_image(image_name), admin.network.find_network("public")
         second = admin.image.find_image(f"{image_name}-2") or _copy(admin, image)
         flavors = {flavor.name: flavor.id for flavor in admin.compute.flavors()}
         return cls(admin.config.config["auth"]["auth_url"], admin.config.config["auth"], image.id, second.id,
-                   flavors["m1.nano"], flavors["m1.tiny"], public.id if public else "", hosts, has_guests)
+                   flavors["m1.nano"], flavors["m1.tiny"], public.id if public else "", seed.cloud.hosts,
+                   seed.cloud.has_guests, UNIFIED[0] in seed.cloud.options)
+
+
+def register_limits(identity: Any) -> None:
+    """Keystone's defaults; Tempest looks for the service that they are of by the name that Nova has there."""
+    service = identity.update_service(next(iter(identity.services(type="compute"))), name="nova")
+    for name, most in LIMITS.items():
+        identity.create_registered_limit(service_id=service.id, region_id="RegionOne", resource_name=name,
+                                         default_limit=most)
 
 
 def _copy(admin: Any, image: Any) -> Any:
@@ -52,9 +69,11 @@ def _copy(admin: Any, image: Any) -> Any:
                                     container_format="bare", **properties)
 
 
-def options(cloud: Cloud, folder: Path, version: str) -> dict[str, dict[str, object]]:
-    """Tempest's options by section. ``version``: the least microversion that it asks for, or "latest"."""
-    guests = cloud.has_guests
+def options(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> dict[str, dict[str, object]]:
+    """Tempest's options by section. ``version``: the least microversion that it asks for, or "latest"; ``strangers``:
+    its tests would keep servers of other projects apart."""
+    filters = [name for name in FILTERS if not (strangers and name == APART)]
+    guests, several = cloud.has_guests, len(cloud.hosts) > 1
     return {
         "DEFAULT": {"log_dir": folder / "logs", "log_file": "tempest.log"},
         "oslo_concurrency": {"lock_path": folder / "lock"},
@@ -71,12 +90,15 @@ def options(cloud: Cloud, folder: Path, version: str) -> dict[str, dict[str, obj
             "image_ref": cloud.image, "image_ref_alt": cloud.second_image, "flavor_ref": cloud.flavor,
             "flavor_ref_alt": cloud.second_flavor, "fixed_network_name": "private", "build_interval": 1,
             "build_timeout": 300 if guests else 60,
-            "min_compute_nodes": cloud.hosts, "min_microversion": version, "max_microversion": "latest"},
+            "min_compute_nodes": len(cloud.hosts), "min_microversion": version, "max_microversion": "latest",
+            **({"migration_source_host": cloud.hosts[0], "migration_dest_host": cloud.hosts[1]} if several else {})},
+        "placement": {"max_microversion": "latest"},
         "compute-feature-enabled": {
             "resize": True, "vnc_console": guests, "stable_rescue": True, "personality": True, "ide_bus": False,
-            "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": cloud.hosts > 1,
-            "block_migration_for_live_migration": True, "live_migrate_back_and_forth": cloud.hosts > 1,
-            "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(FILTERS)},
+            "hostname_fqdn_sanitization": True, "serial_console": guests, "shelve_migrate": several,
+            "block_migration_for_live_migration": True, "live_migrate_back_and_forth": several,
+            "unified_limits": cloud.unified,
+            "nova_policy_roles": "admin,manager,member,reader", "scheduler_enabled_filters": ",".join(filters)},
         # Tempest waits so long for an image's state, which a server in memory may have left before it looks.
         "image": {"build_interval": 1, "build_timeout": 300 if guests else 30},
         "network": {"public_network_id": cloud.public_network, "floating_network_name": "public"},
@@ -87,11 +109,11 @@ def options(cloud: Cloud, folder: Path, version: str) -> dict[str, dict[str, obj
     }
 
 
-def write(cloud: Cloud, folder: Path, version: str) -> Path:
+def write(cloud: Cloud, folder: Path, version: str, strangers: bool = False) -> Path:
     """The file; returns its path."""
     path = folder / FILE
     parser = configparser.RawConfigParser()
-    for section, values in options(cloud, folder, version).items():
+    for section, values in options(cloud, folder, version, strangers).items():
         if section != "DEFAULT":
             parser.add_section(section)
         for name, value in values.items():

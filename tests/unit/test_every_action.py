@@ -15,9 +15,11 @@ import sqlalchemy as sa
 
 from common import errors, states
 from common.context import RequestContext
-from common.store import actions, at_once, schema
+from common.store import schema
 from common.store.engine import Store, now
-from compute_api.policy import Policy
+from common.store.servers import actions, immediate_actions
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.edge.policy import Policy
 from tests import allowed
 from tests.schemas import upgrade
 
@@ -40,18 +42,18 @@ def rows_of(name: str) -> list[states.Action]:
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return Policy()
+    return Policy(COMPUTE_RULES)
 
 
 def test_the_hand_written_page_speaks_of_every_action() -> None:
     told = {name.partition(" ")[0] for name in allowed.ALL}
     assert {row.key for row in states.ACTIONS if row.query is None} - told == {
-        "create", "softDelete", "attach_interface", "detach_interface"}
+        "create", "softDelete", "attach_interface", "detach_interface", "attach_share", "detach_share"}
     assert set(allowed.EVERY_STATE) == set(states.VM_STATES)
 
 
 @NAMES
-def test_who_may_ask_for_it_when(policy: Policy, name: str) -> None:
+def test_action_is_allowed_by_role_and_state(policy: Policy, name: str) -> None:
     rows, wrong = rows_of(name), []
     target = {"project_id": PROJECT, "user_id": "u1"}
     for token, caller in CALLERS.items():
@@ -61,8 +63,8 @@ def test_who_may_ask_for_it_when(policy: Policy, name: str) -> None:
             for task_state in TASKS:
                 for locked in (False, True):
                     found = SimpleNamespace(vm_state=vm_state, task_state=task_state, locked=locked,
-                                            action="a" if task_state else None)
-                    got = judged(states.fitting(rows, vm_state), found, caller) if permitted else 403
+                                            action="a" if task_state else None, shares=0)
+                    got = judged(states.matching_row(rows, vm_state), found, caller) if permitted else 403
                     persona = allowed.PERSONAS[token]
                     wanted = allowed.status(name, persona, vm_state, task_state, locked)
                     if (got if sees else 404) != wanted:
@@ -105,7 +107,7 @@ def asked(store: Store, name: str, caller: RequestContext) -> int:
 
     def work(tx: Any) -> None:
         if rows[0].immediate:
-            at_once.do(tx, rows[0], SERVER, context=caller, args=args, project_id=scope)
+            immediate_actions.do(tx, rows[0], SERVER, context=caller, args=args, project_id=scope)
         else:
             actions.begin(tx, rows, SERVER, context=caller, args=args, project_id=scope)
     try:
@@ -117,7 +119,7 @@ def asked(store: Store, name: str, caller: RequestContext) -> int:
 
 @NAMES
 @pytest.mark.parametrize("task_state", [None, "rebooting"])
-def test_what_is_accepted_takes_the_server_and_what_is_refused_changes_nothing(
+def test_accepted_action_takes_the_server_refused_leaves_it(
         store: Store, name: str, task_state: str | None) -> None:
     holder = "running action" if task_state else None
     for vm_state in states.VM_STATES:

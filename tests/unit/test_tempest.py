@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tempest import outcomes
+from tests.tempest import configure, outcomes
 from tests.tempest.groups import GROUPS, USUAL, read_lists, sorted_into
 from tests.tempest.known import Known
 
@@ -81,6 +81,9 @@ def test_test_that_passes_though_it_is_known_to_fail_is_told() -> None:
     (API + "volumes.test_attach_volume.AttachVolumeTestJSON.test_attach_detach_volume", "B"),
     (API + "servers.test_attach_interfaces.AttachInterfacesTestJSON.test_reassign_port_between_servers", "E"),
     (API + "admin.test_live_migration.LiveMigrationTest.test_live_block_migration", "F"),
+    (API + "servers.test_server_actions.ServerActionsTestOtherB.test_get_vnc_console", "E"),
+    (API + "images.test_images.ImagesTestJSON.test_create_image_from_stopped_server", "C"),
+    ("tempest.scenario.test_compute_unified_limits.ServersQuotaTest.test_server_count_vcpu_memory_disk_quota", "A2"),
     ("tempest.scenario.test_network_basic_ops.TestNetworkBasicOps.test_subnet_details", "S")])
 def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
     found = sorted_into([name + "[id-1]", "tempest.api.volume.test_x.Volumes.test_y"], {})
@@ -89,12 +92,32 @@ def test_without_lists_a_name_tells_the_group(name: str, group: str) -> None:
 
 def test_lists_say_the_group_and_unknown_names_are_left_out(tmp_path: Path) -> None:
     scenario = "tempest.scenario.test_z.Scenario.test_it"
-    (tmp_path / "C.txt").write_text(f"{ONE}\n\n{scenario}\n{API}gone.test_gone.Gone.test_gone\n")
+    screen = API + "servers.test_novnc.NoVNCConsoleTestJSON.test_novnc"
+    (tmp_path / "C.txt").write_text(f"{ONE}\n\n{scenario}\n{screen}\n{API}gone.test_gone.Gone.test_gone\n")
     (tmp_path / "D.txt").write_text(OTHER + "\n")
-    found = sorted_into([ONE + "[id-1]", scenario, OTHER], read_lists(tmp_path))
-    assert {key: ids for key, ids in found.items() if ids} == {"C": [ONE + "[id-1]"], "S": [scenario], "B": [OTHER]}
+    found = sorted_into([ONE + "[id-1]", scenario, screen, OTHER], read_lists(tmp_path))
+    assert {key: ids for key, ids in found.items() if ids} == {
+        "C": [ONE + "[id-1]"], "S": [scenario], "E": [screen], "B": [OTHER]}
     assert read_lists(tmp_path / "absent") == {}
+
+
+def test_what_keeps_strangers_apart_is_not_asked_of_hints() -> None:
+    cloud = configure.Cloud("", dict.fromkeys(("username", "password", "project_name"), ""), "", "", "", "", "",
+                            ("one", "two"), has_guests=True, unified=False)
+    told = configure.options(cloud, Path("/folder"), "2.1", strangers=True)["compute-feature-enabled"]
+    assert str(told["scheduler_enabled_filters"]).endswith(",SameHostFilter")
 
 
 def test_every_group_but_the_volumes_is_usual() -> None:
     assert {group.name for group in GROUPS if not group.volumes} == {*USUAL}
+
+
+@pytest.mark.parametrize("hosts", [("one",), ("one", "two"), ("one", "two", "three")])
+def test_servers_move_between_two_hosts_that_are_named(hosts: tuple[str, ...]) -> None:
+    cloud = configure.Cloud("http://identity", {name: name for name in ("username", "password", "project_name")},
+                            "image", "image-2", "flavor", "flavor-2", "public", hosts, has_guests=True, unified=False)
+    told = configure.options(cloud, Path("/folder"), "2.1")
+    assert str(told["compute-feature-enabled"]["scheduler_enabled_filters"]).endswith(",DifferentHostFilter")
+    assert told["compute"]["min_compute_nodes"] == len(hosts)
+    assert [told["compute"].get(f"migration_{end}_host") for end in ("source", "dest")] == (
+        ["one", "two"] if len(hosts) > 1 else [None, None])

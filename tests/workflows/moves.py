@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from common import states
 from common.context import RequestContext
 from common.models import Command
-from common.store import actions, at_once, schema
+from common.store import schema
+from common.store.servers import actions, immediate_actions
 from tests.schemas import memory_store
 from tests.workflows.scenarios import bigger, watch
 from tests.workflows.simulator import Cloud, Time
@@ -21,7 +22,7 @@ Act = Callable[[str], object]
 
 
 def clouds(hosts: int = 3, storage: str = "") -> Cloud:
-    """Hosts that have said hello; after every round the oracle is asked."""
+    """Hosts that have registered; after every round the oracle is asked."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts, storage)
     watch(cloud)
@@ -31,14 +32,14 @@ def clouds(hosts: int = 3, storage: str = "") -> Cloud:
 
 def shares(cloud: Cloud) -> bool:
     """Have the hosts the same storage?"""
-    return cloud.hosts["h1"].driver.storage is cloud.hosts["h2"].driver.storage
+    return cloud.hosts["h1"].driver.host.storage is cloud.hosts["h2"].driver.host.storage
 
 
 def server_on(cloud: Cloud, host: str = "h1", **wishes: Any) -> str:
     """A server that has written a file."""
     server = cloud.create(host=host, **wishes)[0]
     cloud.settle()
-    cloud.hosts[host].driver.write_file(server, "canary", "alive")
+    cloud.hosts[host].driver.host.write_file(server, "canary", "alive")
     cloud.sent.clear()
     return server
 
@@ -71,7 +72,7 @@ def after(cloud: Cloud, verb: str, act: Act) -> None:
 
 def reset_state(cloud: Cloud, server: str, state: str = "active") -> None:
     """An admin's word."""
-    cloud.store.write(lambda tx: at_once.do(tx, states.row("os-resetState"), server, context=ADMIN,
+    cloud.store.write(lambda tx: immediate_actions.do(tx, states.row("os-resetState"), server, context=ADMIN,
                                             args={"state": state}))
 
 
@@ -88,7 +89,7 @@ def failures(cloud: Cloud) -> dict[str, int]:
 
 def disk(cloud: Cloud, server: str) -> dict[str, str]:
     """What the server's disk has, where the server is."""
-    return cloud.hosts[cloud.show(server).host].driver.guests[server].disk
+    return cloud.hosts[cloud.show(server).host].driver.host.guests[server].disk
 
 
 def resized(cloud: Cloud, server: str) -> None:

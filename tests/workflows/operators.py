@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.store import migrations, services
-from deploy.cli import drain, evacuate
-from deploy.cli.moving import Hands
+from common.store.hosts import host_actions, services
+from common.store.hosts.host_actions import Arguments, HostAction, Name
+from common.store.servers import migrations
+from deploy.cli import host_actions as commands
 from tests.workflows.simulator import Cloud
+
+BY_DEFAULT = Arguments()
 
 
 def never() -> bool:
@@ -17,29 +20,40 @@ def never() -> bool:
 
 @dataclass
 class Operator:
-    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: whether they have pressed Ctrl-C."""
+    """One at a terminal: a second of theirs is a round of the cloud. ``stops``: do they give the command with --stop,
+    at another terminal?"""
 
     cloud: Cloud
     stops: Callable[[], bool] = never
     said: list[str] = field(default_factory=list)
-    patience: int = 600
-
-    def hands(self) -> Hands:
-        return Hands(self.cloud.store, self.cloud.select, lambda: None, self.sleep, self.said.append,
-                     lambda: self.stops())
+    seconds_left: int = 600
+    host: str = ""
 
     def sleep(self, seconds: float) -> None:
-        self.patience -= 1
-        assert self.patience > 0, "it never ends: " + "\n".join(self.said[-20:])
+        self.seconds_left -= 1
+        assert self.seconds_left > 0, "it never ends: " + "\n".join(self.said[-20:])
+        if self.stops():
+            found = self.cloud.store.read(lambda tx: host_actions.open_of(tx, self.host))
+            if found is not None:
+                self.cloud.store.write(lambda tx: host_actions.stop(tx, found.id))
         self.cloud.round()
 
     def drain(self, host: str = "h1", *, cold: bool = False, dry_run: bool = False, parallel: int = 2,
               wait: bool = False) -> int:
-        return drain.empty(self.hands(), host, cold=cold, dry_run=dry_run, parallel=parallel, wait=wait)
+        return self._run(host, Name.DRAIN, Arguments(cold, parallel, wait), dry_run)
 
-    def evacuate(self, host: str = "h1", *, has_hook: bool = False, dry_run: bool = False, insists: bool = False
-                 ) -> int:
-        return evacuate.leave(self.hands(), host, has_hook=has_hook, silence=30, dry_run=dry_run, insists=insists)
+    def evacuate(self, host: str = "h1", *, dry_run: bool = False, force: bool = False) -> int:
+        return self._run(host, Name.EVACUATE, Arguments(force=force), dry_run)
+
+    def _run(self, host: str, name: Name, args: Arguments, dry_run: bool) -> int:
+        self.host = host
+        if dry_run:
+            return commands.rehearse(self.cloud.store, self.cloud.select, host, name, args, self.said.append,
+                                     has_hook=self.cloud.engine.fence_host is not None, silence=30)
+        return commands.watch(self.cloud.store, self.begin(host, name, args), self.sleep, self.said.append)
+
+    def begin(self, host: str, name: Name, args: Arguments = BY_DEFAULT) -> HostAction:
+        return commands.begin(self.cloud.store, host, name, args, self.said.append)
 
     @property
     def text(self) -> str:

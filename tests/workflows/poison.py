@@ -26,8 +26,9 @@ class Poison(Exception):
     """What nobody foresaw."""
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str, victims: list[str]) -> None:
-    """This function of a step, or of the workflow, raises for these servers."""
+def poison(monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, part: str, victims: list[str],
+           text: str = "") -> None:
+    """This function of a step, or of the workflow, raises for these servers, in these words."""
     story = WORKFLOWS[workflow]
     owner: Any = story if step is None else story.steps[story.index(step)]
     function = getattr(owner, part)
@@ -35,7 +36,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, workflow: str, step: str | None, par
     def fails(*arguments: Any) -> Any:
         runs = [run for argument in arguments for run in (argument if isinstance(argument, list) else [argument])]
         if any(getattr(getattr(run, "server", None), "id", None) in victims for run in runs):
-            raise Poison(part)
+            raise Poison(text or part)
         return function(*arguments)
     changed = replace(owner, **{part: fails})
     monkeypatch.setitem(WORKFLOWS, workflow, changed if step is None else replace(
@@ -55,7 +56,7 @@ def locked(cloud: Cloud, server: str, seconds: float) -> Iterator[list[float]]:
             is_writing[0] = True
             asked.clear()
         elif not is_writing[0] or "FROM servers" not in statement or server not in parameters or (
-                "AS fitting" in statement and "ORDER BY" not in statement):         # servers_of, which locks nothing
+                "AS assignment" in statement and "ORDER BY" not in statement):         # servers_of, which locks nothing
             pass
         elif statement.startswith("SELECT servers.id \nFROM"):     # nobody waits: once all, once the free ones
             asked.append(statement)

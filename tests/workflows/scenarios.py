@@ -75,6 +75,10 @@ SCENARIOS = {
                         fails_as=states.SOFT_DELETED),
     "attach_interface": Scenario("attach_interface", states.ACTIVE, verbs=("attach_interface",)),
     "detach_interface": Scenario("detach_interface", states.ACTIVE, verbs=("detach_interface",)),
+    "attach_share": Scenario("attach_share", states.STOPPED, before=("os-stop",), fails_as=states.STOPPED,
+                             verbs=("attach_share",)),
+    "detach_share": Scenario("detach_share", states.STOPPED, before=("os-stop", "attach_share"),
+                             fails_as=states.STOPPED, verbs=("detach_share",)),
     "add_security_group": Scenario("addSecurityGroup", states.ACTIVE),
     "remove_security_group": Scenario("removeSecurityGroup", states.ACTIVE, before=("addSecurityGroup",)),
     "delete": Scenario("delete", states.DELETED, domains=0),
@@ -129,6 +133,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "rebuild": {"before": {"image_id": None, "image": None}},
     "rescue": {"image": {"id": "44444444-4444-4444-8444-444444444444"}},
 }
+SHARE = "55555555-5555-4555-8555-555555555555"
 MOVES = ("resize", "migrate", "os-migrateLive", "evacuate")
 ENDINGS = ("confirmResize", "revertResize")
 SECRETS = {"changePassword": {"admin_pass": "new"}, "rescue": {"admin_pass": "new"}}
@@ -146,6 +151,12 @@ def ask(cloud: Cloud, server: str, wanted: str) -> None:
         return
     if key in ENDINGS:
         cloud.close(server, key)
+        return
+    if key == "attach_share":
+        cloud.attach_share(server, SHARE)
+        return
+    if key == "detach_share":
+        cloud.detach_share(server, SHARE)
         return
     if key == "detach_interface":
         args = {"port": cloud.show(server).interfaces[0]["port"]}
@@ -237,8 +248,9 @@ class Trial:
         assert len(self.cloud.images.records) == images
         assert all(record["data"] is not None for record in self.cloud.images.records.values())
         assert self.cloud.findings() == []
+        self._has_its_shares()
         if domains and server.host and ends != states.ERROR:        # a scripted failure comes before any effect
-            found = self.cloud.hosts[server.host].driver.guests[self.server]
+            found = self.cloud.hosts[server.host].driver.host.guests[self.server]
             runs = self.was.power_state == states.RUNNING if ends == states.RESIZED else ends in RUNS
             assert ends == states.ERROR or (found.power_state == states.RUNNING) == runs, (found, server)
             if self.scenario.keeps is not None:
@@ -246,6 +258,17 @@ class Trial:
                 assert found.disk == ({} if rebuilt else {"canary": "alive"})
                 assert (found.vcpus, found.memory_mb) == (server.flavor["vcpus"], server.flavor["memory_mb"])
                 assert {one["binding:host_id"] for one in self.cloud.networks.held.values()} <= {server.host}
+
+    def _has_its_shares(self) -> None:
+        """Those that are attached may be mounted by the server's host, and no others; its guest has these."""
+        shares = self.cloud.shares_of(self.server)
+        assert self.cloud.show(self.server).shares == len(shares)
+        attached = {share for share, status in shares.items() if status == "inactive"}
+        assert set(shares.values()) <= {"inactive", "error"}
+        assert {share for share, _ in self.cloud.shares.rules} == attached
+        for host in self.cloud.domains(self.server):
+            guest = self.cloud.hosts[host].driver.host.guests[self.server]
+            assert attached <= {one.share_id for one in guest.shares} <= set(shares)
 
     def is_as_before(self) -> None:
         """Nothing that its user sees of it has changed."""
@@ -259,7 +282,7 @@ def look(cloud: Cloud) -> None:
     """The records keep what they must, and no server runs on two hosts."""
     found = cloud.store.read(doctor.check)
     assert found == [], found
-    runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.guests.items()
+    runs = Counter(server for host in cloud.hosts.values() for server, guest in host.driver.host.guests.items()
                    if guest.power_state != states.SHUTDOWN)
     assert set(runs.values()) <= {1}, f"two domains: {runs}"
 
@@ -275,7 +298,7 @@ def prepare(cloud: Cloud, workflow: str) -> Trial:
     if scenario.storage or scenario.alone:
         cloud.equip(1 if scenario.alone else len(cloud.hosts), scenario.storage)
     if scenario.alone:
-        cloud.engine.may_resize_here = cloud.options["may_resize_here"] = True
+        cloud.engine.allow_resize_to_same_host = cloud.options["allow_resize_to_same_host"] = True
     if scenario.keeps is not None:
         watch(cloud)
     cloud.round()
@@ -284,7 +307,7 @@ def prepare(cloud: Cloud, workflow: str) -> Trial:
         trial.server = create(cloud, scenario)
         cloud.settle()
         for host in cloud.hosts.values():
-            for guest in host.driver.guests.values():
+            for guest in host.driver.host.guests.values():
                 guest.has_agent = True
                 guest.disk["canary"] = "alive"
         for wanted in scenario.before:

@@ -19,29 +19,34 @@ from common import config, ids, states
 from common.clock import SECOND
 from common.context import RequestContext
 from common.errors import Forbidden, NoAnswer, Unavailable
-from common.models import Cell, Command, Flavor, Heartbeat, HeartbeatAnswer, ImageRef, RequestSpec, Selection
-from common.store import actions, doctor, migrations, schema, server_groups, services
-from common.store import cleanups as store_cleanups
+from common.models import Command, Flavor, Heartbeat, HeartbeatAnswer, ImageRef, NumaNode, RequestSpec, Selection
+from common.store import doctor, schema
 from common.store.engine import Store, now
+from common.store.hosts import services
+from common.store.neighbours import cleanups as store_cleanups
+from common.store.servers import actions, migrations, server_groups
+from common.store.servers import shares as mappings
 from common.vault import Vault
 from common.wire import from_wire, to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent, Work
 from compute_agent.verbs import PeerOpener, no_peer
-from compute_agent.virt.driver import Part, Peer, Run, VerbFailed
-from compute_agent.virt.memory import MemoryDriver
-from compute_agent.virt.memory_host import MemoryHost
+from compute_agent.virt.driver import Part, Peer, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
 from conductor import cleanups, lanes, reports, runner
+from conductor.host_actions import HostActions
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
-from scheduler.select import Options
+from scheduler.selection import SelectionOptions
 from scheduler.service import options
 from tests import evidence, failures
 from tests.workflows.images import Images
 from tests.workflows.networks import Networks
+from tests.workflows.shares import Shares
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="")
 FLAVOR = Flavor("1", "m1.nano", 1, 128, 1)
@@ -93,12 +98,12 @@ class Host:
     def __init__(self, name: str, time: Time, images: Images, peer: PeerOpener = no_peer, storage: str = "",
                  reachable: MutableMapping[str, MemoryHost] | None = None) -> None:
         self.name, self.time, self.images, self.peer, self.is_on = name, time, images, peer, True
-        self.driver = MemoryDriver(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage)
-        self.driver.size = replace(self.driver.size, pcpus=4, cells=[
-            Cell(0, list(range(8)), [16, 17], 4096), Cell(1, list(range(8, 16)), [18, 19], 4096)],
-            facts={**self.driver.size.facts, "transfer": name})
-        self.driver.reachable = {} if reachable is None else reachable
-        self.driver.reachable[self.driver.uri] = self.driver
+        self.driver = MemoryDriver(MemoryHost(name, vcpus=16, memory_mb=8192, disk_gb=100, script={}, storage=storage))
+        self.driver.host.size = replace(self.driver.host.size, pcpus=4, numa_nodes=[
+            NumaNode(0, list(range(8)), [16, 17], 4096), NumaNode(1, list(range(8, 16)), [18, 19], 4096)],
+            facts={**self.driver.host.size.facts, "transfer": name})
+        self.driver.host.reachable = {} if reachable is None else reachable
+        self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.journal = Journal(":memory:")
         self.verbs = verbs.VERBS
         self.fault_point: Callable[[str, str, str], None] = verbs.nothing
@@ -110,13 +115,13 @@ class Host:
     def power_cut(self) -> None:
         """No guest runs any more, and nobody reaches it."""
         self.is_on = False
-        self.driver.reboot_host()
-        self.driver.reachable.pop(self.driver.uri, None)
+        self.driver.host.reboot()
+        self.driver.host.reachable.pop(self.driver.host.uri, None)
 
     def power_on(self) -> None:
         """Its agent starts; what its disks had is there."""
         self.is_on = True
-        self.driver.reachable[self.driver.uri] = self.driver
+        self.driver.host.reachable[self.driver.host.uri] = self.driver.host
         self.restart()
 
     def work(self) -> None:
@@ -129,14 +134,14 @@ class Host:
 
     def carry_out(self, work: Work) -> None:
         """What a worker does with a command that it was given."""
-        run = Run(lambda name: None, lambda: work.cancelled, lambda: work.wish,
+        run = VerbContext(lambda name: None, lambda: work.cancelled, lambda: work.requested,
                   may_start=lambda: self.agent.may_start(work))
         tools = verbs.Tools(self.driver, lambda image: iter(()), self.images.writer, run, self.peer)
         self.agent.ended(work, verbs.run(self.journal, tools, work.command, self.fault_point, self.verbs))
 
 
 @cache
-def choosing() -> Options:
+def choosing() -> SelectionOptions:
     """How the scheduler chooses by default; the process's own configuration may know other libraries' options that have
     no default."""
     conf = cfg.ConfigOpts()
@@ -158,7 +163,7 @@ class Cloud:
 
     def __init__(self, store: Store, time: Time, hosts: int = 2, storage: str = "") -> None:
         self.store, self.time = store, time
-        self.images, self.networks = Images(), Networks()
+        self.images, self.networks, self.shares = Images(), Networks(), Shares()
         self.cut: set[str] = set()
         self.equip(hosts, storage)
         self.scheduler = Proposals(Hosts(store, time), choosing())
@@ -166,10 +171,11 @@ class Cloud:
         self.sent: list[tuple[str, Command]] = []
         self.to_cache: list[tuple[str, list[str]]] = []
         self.options: dict[str, Any] = {"shutdown_timeout": 0, "images": self.images, "networks": self.networks,
-                                        "vault": Vault("key"), "shelved_offload_time": -1}
+                                        "shares": self.shares, "vault": Vault("key"), "shelved_offload_time": -1}
         self.watcher: Callable[[], None] = nobody_looks        # after each round
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
+        self.host_actions = HostActions(self.engine)
         failures.register(self)
 
     def equip(self, hosts: int, storage: str = "") -> None:
@@ -213,10 +219,10 @@ class Cloud:
     def sync(self, host: Host, ask: bool = True) -> None:
         if ask and self._is_idle(host):
             return
-        hello = host.agent.needs_hello()
-        full = hello or host.agent.wants_full_report()
-        request = host.agent.request(ask or hello, host.driver.domains() if full else None,
-                                     host.driver.inventory() if hello else None)
+        registration = host.agent.needs_registration()
+        full = registration or host.agent.wants_full_report()
+        request = host.agent.request(ask or registration, host.driver.domains() if full else None,
+                                     host.driver.inventory() if registration else None)
         if self.lose("sync"):
             return
         answer = reports.handle(self.engine, [request])[0]
@@ -246,6 +252,7 @@ class Cloud:
                 self.sync(host)
         sweep(self.engine, self.watch, list(filter(self.is_heard, self.hosts)), True)
         cleanups.retry(self.engine)
+        self.host_actions.advance()
         self.watcher()
         self.time.pass_by(1)
 
@@ -280,6 +287,7 @@ class Cloud:
         """Kill -9 and start again under the same name."""
         self.engine = self.conductor("c1/1")
         self.watch = Watch()
+        self.host_actions = HostActions(self.engine)
         self.store.write(lambda tx: actions.free_leases_of(tx, "c1/1"))
 
     # --- what users do ---
@@ -327,6 +335,21 @@ class Cloud:
         return self.store.write(lambda tx: migrations.begin(
             tx, states.row(key), server, kinds[key], context=USER, args=args, project_id="project", new_flavor=flavor,
             changes=counted))
+
+    def attach_share(self, server: str, share_id: str, tag: str = "data") -> str:
+        """Ask for a share as the API does."""
+        return self.store.write(lambda tx: mappings.attach(
+            tx, states.row("attach_share"), server, context=USER, project_id="project", share={
+                "share_id": share_id, "tag": tag, "protocol": "NFS", "export_location": "192.0.2.9:/shares/one"}))
+
+    def detach_share(self, server: str, share_id: str) -> str:
+        """Ask for the end of it."""
+        return self.store.write(lambda tx: mappings.detach(
+            tx, states.row("detach_share"), server, context=USER, project_id="project", share_id=share_id))
+
+    def shares_of(self, server: str) -> dict[str, str]:
+        """The status of each share of a server."""
+        return {row.share_id: row.status for row in self.store.read(lambda tx: mappings.list_of(tx, server))}
 
     def close(self, server: str, key: str) -> str:
         """Confirm or revert a move."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.store import actions
+from common.store.servers import actions
 from conductor import images
 from tests.workflows.images import Images
 from tests.workflows.scenarios import ARGS, ask, trial_of

@@ -8,8 +8,8 @@ import pytest
 
 from common import errors, states
 from common.clock import SECOND
-from common.store import actions
-from common.store import cleanups as store_cleanups
+from common.store.neighbours import cleanups as store_cleanups
+from common.store.servers import actions
 from conductor import cleanups
 from tests.workflows.moves import before, clouds, disk, server_on, stands
 from tests.workflows.scenarios import ask, trial_of

@@ -53,7 +53,7 @@ def test_guests_of_a_booted_host_are_started_once(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     host = cloud.hosts[cloud.show(server).host]
-    host.driver.power_off(server)
+    host.driver.host.power_off(server)
     host.restart()
     host.agent.boot_id = "another"
     with unanswered(cloud.store) as lost, suppress(errors.Unsure):

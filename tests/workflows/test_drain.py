@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
 from common import errors, states
-from common.store import migrations, services
-from common.store import stuck as stuck_actions
-from compute_agent.virt.memory import Fail
-from deploy.cli import drain
+from common.store import schema
+from common.store.hosts import host_actions, services
+from common.store.hosts.host_actions import Arguments, EventName, Name, State
+from common.store.servers import migrations
+from common.store.servers import stuck_actions as stuck_actions
+from compute_agent.virt.memory.script import Fail
+from conductor.host_actions import HostActions
+from deploy.cli import host_actions as commands
+from deploy.cli import host_restore
 from tests.schemas import memory_store
 from tests.workflows.operators import Operator, kinds, silence
 from tests.workflows.poison import change
@@ -20,7 +26,7 @@ from tests.workflows.simulator import FLAVOR, Cloud, Time
 
 @pytest.fixture
 def cloud() -> Iterator[Cloud]:
-    """Three hosts that have said hello."""
+    """Three hosts that have registered."""
     time = Time()
     cloud = Cloud(memory_store(time), time, hosts=3)
     cloud.round()
@@ -83,17 +89,72 @@ def test_a_drain_that_was_stopped_goes_on_where_it_was(cloud: Cloud, operator: O
     assert cloud.findings() == []
 
 
-def test_what_a_killed_drain_moved_cold_is_confirmed_by_the_next(cloud: Cloud, operator: Operator) -> None:
-    server = cloud.create(host="h1", forced=True)[0]
+def test_a_drain_goes_on_without_its_command_and_confirms(cloud: Cloud, operator: Operator) -> None:
+    """Nobody watches, and conductors are killed all the time."""
+    servers = cloud.create(3, host="h1", forced=True)
     cloud.settle()
-    operator.patience = 2
-    with pytest.raises(AssertionError, match="it never ends"):
-        operator.drain(cold=True)
-    cloud.settle()
-    assert cloud.show(server).vm_state == states.RESIZED
-    assert Operator(cloud).drain(cold=True) == 0
-    assert cloud.show(server).vm_state == states.ACTIVE and cloud.migration(server).status == "confirmed"
+    action = operator.begin("h1", Name.DRAIN, Arguments(cold=True))
+    for _ in range(30):
+        cloud.round()
+        cloud.restart_conductor()
+    assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
+    assert {cloud.migration(server).status for server in servers} == {"confirmed"}
+    found = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (found.state, found.message) == (State.DONE, "host h1 is empty; 3 servers moved")
+    journal = cloud.store.read(lambda tx: host_actions.events(tx, action.id))
+    for event in (EventName.BEGUN, EventName.MOVED):
+        assert {one.server_id for one in journal if one.event is event} == set(servers)
+        assert len({one.migration for one in journal if one.event is event}) == 3
     assert cloud.findings() == []
+
+
+def test_another_conductor_goes_on_with_a_drain(cloud: Cloud, operator: Operator) -> None:
+    """The first is silent from the middle on; nobody else takes the drain before its lease is over."""
+    servers = cloud.create(3, host="h1", forced=True)
+    cloud.settle()
+    action = operator.begin("h1", Name.DRAIN)
+    cloud.round()
+    silent, cloud.host_actions = cloud.host_actions, HostActions(cloud.conductor("c2/1"))
+    for _ in range(10):
+        cloud.round()
+    assert cloud.store.read(lambda tx: host_actions.show(tx, action.id)).is_open
+    for _ in range(40):
+        cloud.round()
+    assert cloud.store.read(lambda tx: host_actions.show(tx, action.id)).state is State.DONE
+    assert "h1" not in {cloud.show(server).host for server in servers}
+    journal = cloud.store.read(lambda tx: host_actions.events(tx, action.id))
+    silent.advance()
+    assert cloud.store.read(lambda tx: host_actions.events(tx, action.id)) == journal
+    assert cloud.findings() == []
+
+
+def test_a_command_given_again_watches_the_open_drain(cloud: Cloud, operator: Operator) -> None:
+    cloud.create(host="h1", forced=True)
+    cloud.settle()
+    action = operator.begin("h1", Name.DRAIN)
+    with pytest.raises(errors.Conflict, match=f"Host h1 has an open drain since 20.*action {action.id}"):
+        operator.evacuate()
+    assert operator.drain() == 0
+    assert f"host h1 has an open drain already, action {action.id}:" in operator.said
+    assert operator.said[-1] == "host h1 is empty; 1 servers moved"
+    with pytest.raises(errors.Conflict, match="has ended already: it is done"):
+        cloud.store.write(lambda tx: host_actions.stop(tx, action.id))
+    assert commands.stop(cloud.store, "h1", Name.DRAIN, operator.said.append) == 1
+
+
+def test_a_drain_whose_host_is_removed_has_failed(cloud: Cloud, operator: Operator) -> None:
+    action = operator.begin("h1", Name.DRAIN, Arguments(wait=True))
+    cloud.store.write(lambda tx: tx.execute(sa.delete(schema.services).where(schema.services.c.host == "h1")))
+    cloud.host_actions.advance()
+    found = cloud.store.read(lambda tx: host_actions.show(tx, action.id))
+    assert (found.state, found.message) == (State.FAILED, "There is no host h1; kilonova hosts lists them.")
+
+
+def test_an_idle_round_is_one_statement(cloud: Cloud) -> None:
+    statements: list[str] = []
+    sa.event.listen(cloud.store.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    cloud.host_actions.advance()
+    assert len(statements) == 1
 
 
 def test_what_a_user_moved_is_the_users_to_confirm(cloud: Cloud, operator: Operator) -> None:
@@ -145,7 +206,7 @@ def test_a_plan_is_of_the_state_that_each_has(cloud: Cloud, operator: Operator) 
     cloud.settle()
 
     def users() -> None:
-        if operator.patience == 599:
+        if operator.seconds_left == 599:
             cloud.ask(stopped, "os-start")
             cloud.ask(runs, "os-stop")
             cloud.ask(suspended, "resume")
@@ -162,12 +223,15 @@ def test_a_server_that_is_started_as_its_move_begins_goes_live(cloud: Cloud, ope
     cloud.ask(server, "os-stop")
     cloud.settle()
 
-    def starts() -> bool:
-        if cloud.show(server).vm_state == states.STOPPED:
+    def starts(kind: str) -> bool:
+        if kind == "select" and cloud.show(server).vm_state == states.STOPPED:
             cloud.ask(server, "os-start")
-            cloud.settle()
+            for _ in range(3):
+                cloud.advance()
+                cloud.hosts["h1"].work()
+                cloud.sync(cloud.hosts["h1"])
         return False
-    operator.stops = starts
+    cloud.lose = starts
     assert operator.drain() == 0
     assert f"Instance {server} is active by now, and its move was planned when it was stopped" in operator.text
     assert kinds(cloud) == {server: migrations.LIVE}
@@ -190,7 +254,7 @@ def test_cold_by_wish_and_what_is_paused_stays(cloud: Cloud, operator: Operator)
 def test_a_move_that_fails_is_told_with_its_reason(cloud: Cloud, operator: Operator) -> None:
     server = cloud.create(host="h1", forced=True)[0]
     cloud.settle()
-    cloud.hosts["h1"].driver.script["live_migrate"] = [Fail("The memory changes too fast.")]
+    cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
     assert operator.drain() == 1
     assert "its move ended error: The memory changes too fast." in operator.text
     assert "mend that, then: kilonova host drain h1" in operator.said[-2]
@@ -201,11 +265,11 @@ def test_a_move_that_fails_is_told_with_its_reason(cloud: Cloud, operator: Opera
 
 def test_with_wait_it_stays_until_all_have_gone(cloud: Cloud, operator: Operator) -> None:
     ordinary, bound, others = five(cloud)
-    cloud.hosts["h1"].driver.script["live_migrate"] = [Fail("The memory changes too fast.")]
+    cloud.hosts["h1"].driver.host.script["live_migrate"] = [Fail("The memory changes too fast.")]
 
     def deletes() -> bool:
         """After a while somebody deletes the member of the group that is in the way."""
-        if operator.patience == 570:
+        if operator.seconds_left == 570:
             cloud.ask(others[0], "delete")
         return False
     operator.stops = deletes
@@ -220,7 +284,7 @@ def test_what_does_not_work_where_it_arrived_goes_back(cloud: Cloud, operator: O
     cloud.settle()
     cloud.networks.wires_after = 2
     for name in ("h2", "h3"):
-        cloud.hosts[name].driver.script["ensure_running"] = [Fail("No power.")]
+        cloud.hosts[name].driver.host.script["ensure_running"] = [Fail("No power.")]
     assert operator.drain(cold=True) == 1
     assert "its move ended reverted: No power." in operator.text
     assert (cloud.show(server).host, cloud.show(server).vm_state) == ("h1", states.ACTIVE)
@@ -232,8 +296,8 @@ def test_a_host_that_is_enabled_meanwhile_is_left_alone(cloud: Cloud, operator: 
     cloud.settle()
 
     def restores() -> bool:
-        if operator.patience == 598:
-            assert drain.give_back(cloud.store, "h1", operator.said.append) == 0
+        if operator.seconds_left == 598:
+            assert host_restore.give_back(cloud.store, "h1", operator.said.append) == 0
         return False
     operator.stops = restores
     assert operator.drain(cold=True) == 1
@@ -248,13 +312,13 @@ def test_a_silent_host_is_not_drained(cloud: Cloud, operator: Operator) -> None:
     silence(cloud, "h1")
     assert operator.drain() == 1
     assert "If it is dead: kilonova host evacuate h1" in operator.said[-1]
-    assert kinds(cloud) == {} and operator.patience == 600, "it says so at once"
+    assert kinds(cloud) == {} and operator.seconds_left == 599, "it says so at once"
 
 
 def test_that_no_scheduler_answers_is_waiting(cloud: Cloud, operator: Operator) -> None:
     cloud.create(host="h1", forced=True)
     cloud.settle()
-    cloud.lose = lambda kind: kind == "select" and operator.patience > 590
+    cloud.lose = lambda kind: kind == "select" and operator.seconds_left > 590
     with pytest.raises(errors.NoAnswer):
         operator.drain(dry_run=True)
     assert operator.drain() == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from common import errors, states
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from tests.workflows.moves import CANARY, after, before, clouds, disk, last, server_on, shares, stands
 from tests.workflows.simulator import Cloud
 
@@ -49,7 +49,7 @@ def test_silence_proves_nothing(cloud: Cloud) -> None:
 
 def test_a_host_that_answers_is_not_evacuated(cloud: Cloud) -> None:
     server = server_on(cloud)
-    cloud.engine.fence = lambda host: pytest.fail("it was fenced")
+    cloud.engine.fence_host = lambda host: pytest.fail("it was fenced")
     cloud.move(server, "evacuate")
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -63,7 +63,7 @@ def test_the_fencing_hook_is_proof(either: Cloud) -> None:
     def fence(host: str) -> None:
         fenced.append(host)
         cloud.hosts[host].power_cut()
-    cloud.engine.fence = fence
+    cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -85,7 +85,7 @@ def test_a_hook_that_fails_is_no_proof(cloud: Cloud) -> None:
 
     def fence(host: str) -> None:
         raise errors.Conflict("The fencing hook ended with 1.")
-    cloud.engine.fence = fence
+    cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -96,7 +96,7 @@ def test_a_hook_that_fails_is_no_proof(cloud: Cloud) -> None:
     stands(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_host_that_says_hello_while_it_is_fenced_keeps_its_servers(cloud: Cloud) -> None:
+def test_a_host_that_registers_while_it_is_fenced_keeps_its_servers(cloud: Cloud) -> None:
     server = server_on(cloud)
 
     def fence(host: str) -> None:
@@ -104,7 +104,7 @@ def test_a_host_that_says_hello_while_it_is_fenced_keeps_its_servers(cloud: Clou
         cloud.cut.clear()
         cloud.hosts[host].power_on()
         cloud.sync(cloud.hosts[host])
-    cloud.engine.fence = fence
+    cloud.engine.fence_host = fence
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -115,17 +115,17 @@ def test_a_host_that_says_hello_while_it_is_fenced_keeps_its_servers(cloud: Clou
     stands(cloud, server, states.ACTIVE, "h1")
 
 
-def test_a_host_that_says_hello_when_it_was_just_fenced_keeps_its_servers(cloud: Cloud) -> None:
+def test_a_host_that_registers_when_it_was_just_fenced_keeps_its_servers(cloud: Cloud) -> None:
     server, select = server_on(cloud), cloud.select
 
-    def hello(specs: list, fresh: bool) -> list:  # type: ignore[type-arg]
+    def registration(specs: list, fresh: bool) -> list:  # type: ignore[type-arg]
         if not cloud.hosts["h1"].is_on:
             cloud.cut.clear()
             cloud.hosts["h1"].power_on()
             cloud.sync(cloud.hosts["h1"])
         return select(specs, fresh)
-    cloud.engine.fence = lambda host: cloud.hosts[host].power_cut()
-    cloud.select = hello  # type: ignore[method-assign]  # the post is the simulator's to bend
+    cloud.engine.fence_host = lambda host: cloud.hosts[host].power_cut()
+    cloud.select = registration  # type: ignore[method-assign]  # the post is the simulator's to bend
     cloud.cut.add("h1")
     cloud.until_down("h1")
     cloud.move(server, "evacuate")
@@ -142,7 +142,7 @@ def test_another_host_takes_it_when_one_cannot() -> None:
 
     def breaks(host: str) -> None:
         tried.append(host)
-        cloud.hosts[host].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True)]
+        cloud.hosts[host].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)]
     before(cloud, "ensure_guest", breaks)
     cloud.kill("h1")
     cloud.move(server, "evacuate")
@@ -157,7 +157,7 @@ def test_what_nobody_takes_is_not_lost(either: Cloud, when: str) -> None:
     cloud = either
     verb = "install" if shares(cloud) else "ensure_guest"
     server = server_on(cloud)
-    cloud.hosts["h2"].driver.script[verb] = [Fail("Disk full.", retryable=True)]
+    cloud.hosts["h2"].driver.host.script[verb] = [Fail("Disk full.", retryable=True)]
     if when != "afterwards":
         before(cloud, verb, lambda host: cloud.hosts["h1"].power_on())
     cloud.kill("h1")
@@ -187,7 +187,7 @@ def test_a_host_that_returns_in_the_middle_runs_nothing_of_it(either: Cloud, whe
         cloud.sync(cloud.hosts["h1"])
         cloud.hosts["h1"].work()
         cloud.watcher = look
-        assert [one.power_state for one in cloud.hosts["h1"].driver.guests.values()] == [states.SHUTDOWN]
+        assert [one.power_state for one in cloud.hosts["h1"].driver.host.guests.values()] == [states.SHUTDOWN]
     (before if when is before else after)(cloud, verb, returns)
     if off:
         cloud.hosts["h1"].power_cut()

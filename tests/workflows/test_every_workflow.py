@@ -11,8 +11,8 @@ import pytest
 
 from common import states
 from common.models import Command
-from common.store import actions
-from compute_agent.virt.memory import Fail
+from common.store.servers import actions
+from compute_agent.virt.memory.script import Fail
 from conductor import runner
 from conductor.workflows import WORKFLOWS
 from deploy.testing.plan import Slice
@@ -94,12 +94,12 @@ def test_commands_come_twice_and_again_when_all_is_over(cloud: Cloud, workflow: 
     cloud.do = twice  # type: ignore[method-assign]  # the post is the simulator's to bend
     trial.begin()
     cloud.settle()
-    made = {name: len(host.driver.calls) for name, host in cloud.hosts.items()}
+    made = {name: len(host.driver.host.calls) for name, host in cloud.hosts.items()}
     for host, command in list(cloud.sent):
         deliver(host, [command])
     assert all(host.agent.take() is None for host in cloud.hosts.values()), "a command was to be done again"
     cloud.settle()
-    verbs_made = {name: [call for call in list(host.driver.calls)[made[name]:] if call[0] != "domains"]
+    verbs_made = {name: [call for call in list(host.driver.host.calls)[made[name]:] if call[0] != "domains"]
                   for name, host in cloud.hosts.items()}
     assert verbs_made == {name: [] for name in cloud.hosts}
     trial.has_ended()
@@ -110,7 +110,7 @@ def test_commands_come_twice_and_again_when_all_is_over(cloud: Cloud, workflow: 
 def test_a_definite_failure_is_told_and_leaves_nothing(cloud: Cloud, workflow: str, verb: str) -> None:
     trial = trial_of(cloud, workflow)
     for host in cloud.hosts.values():
-        host.driver.script[verb] = [Fail("It broke.", details="because")]
+        host.driver.host.script[verb] = [Fail("It broke.", details="because")]
     trial.begin()
     cloud.settle()
     failed = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
@@ -119,7 +119,7 @@ def test_a_definite_failure_is_told_and_leaves_nothing(cloud: Cloud, workflow: s
     if trial.scenario.keeps is not None and vm_state == trial.was.vm_state:
         trial.is_as_before()
     for host in cloud.hosts.values():
-        host.driver.script.clear()
+        host.driver.host.script.clear()
     trial.is_right(vm_state, trial.scenario.fails_with, trial.scenario.fails_images)
     if vm_state == states.ERROR:
         assert cloud.show(trial.server).fault["message"] == "It broke."
@@ -128,8 +128,8 @@ def test_a_definite_failure_is_told_and_leaves_nothing(cloud: Cloud, workflow: s
 def test_create_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for host in cloud.hosts.values():
-        host.driver.script["ensure_guest"] = []
-    cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 2
+        host.driver.host.script["ensure_guest"] = []
+    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 2
     trial.begin()
     cloud.settle()
     assert cloud.show(trial.server).host == "h2"
@@ -139,7 +139,7 @@ def test_create_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: C
 def test_create_gives_up_after_every_host_failed(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for host in cloud.hosts.values():
-        host.driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
+        host.driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 3
     trial.begin()
     cloud.settle()
     trial.is_right(states.ERROR, 0)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from common.store import schema
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from tests.schemas import memory_store
 from tests.workflows.frozen import Frozen
 from tests.workflows.scenarios import SCENARIOS, Trial, prepare, trial_of
@@ -39,18 +39,19 @@ def told(cloud: Cloud) -> dict[str, Any]:
     networks = vars(cloud.networks) | {"numbers": list(copy.copy(cloud.networks.numbers))}
     beats = {name: value for name, value in vars(cloud.engine.heartbeats).items() if name not in ("_store", "_clock")}
     return copy.deepcopy({"rows": rows, "hosts": hosts, "images": vars(cloud.images), "networks": networks,
-                          "beats": beats, "watch": cloud.watch, "aside": cloud.engine.aside,
+                          "beats": beats, "watch": cloud.watch, "locked": cloud.engine.locked_servers,
                           "time": cloud.time.micros, "cut": cloud.cut, "cached": cloud.to_cache, "sent": cloud.sent})
 
 
 def told_of(host: Host) -> dict[str, Any]:
     driver = host.driver
     guests = {name: {server: asdict(guest) for server, guest in found.items()} for name, found in (
-        ("guests", driver.guests), ("files", driver.files), ("storage", driver.storage))}
+        ("guests", driver.host.guests), ("files", driver.host.files), ("storage", driver.host.storage))}
     agent = {name: value for name, value in vars(host.agent).items() if name not in ("_journal", "_clock")}
     return guests | {"agent": agent, "journal": list(host.journal._db.iterdump()), "is_on": host.is_on,
-                     "boot": driver.boot_id(), "size": driver.size, "calls": list(driver.calls),
-                     "arrivals": driver.arrivals, "images": driver.images, "reachable": sorted(driver.reachable)}
+                     "boot": driver.boot_id(), "size": driver.host.size, "calls": list(driver.host.calls),
+                     "incoming": driver.host.incoming, "images": driver.host.images,
+                     "reachable": sorted(driver.host.reachable)}
 
 
 def wreck(trial: Trial) -> None:
@@ -64,8 +65,8 @@ def wreck(trial: Trial) -> None:
     cloud.engine.max_attempts = 1
     cloud.networks.one_host_a_port = cloud.images.same_age = True
     for host in cloud.hosts.values():
-        host.driver.script["ensure_guest"] = [Fail()]
-        host.driver.images.add("an image")
+        host.driver.host.script["ensure_guest"] = [Fail()]
+        host.driver.host.images.add("an image")
         host.power_cut()
     cloud.round()
 
@@ -118,7 +119,7 @@ def grow(cloud: Cloud) -> None:
 
 
 def script(cloud: Cloud) -> None:
-    cloud.hosts["h2"].driver.script["ensure_guest"] = [Fail()]
+    cloud.hosts["h2"].driver.host.script["ensure_guest"] = [Fail()]
 
 
 @pytest.mark.parametrize("change", [Cloud.round, use, tune, tune_a_neighbour, grow, script])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
-from common.store import actions
-from compute_agent.virt.memory import Fail
+from common.store.servers import actions
+from compute_agent.virt.memory.script import Fail
 from conductor import runner
 from tests.workflows.scenarios import ARGS, ask, trial_of
 from tests.workflows.simulator import Cloud
@@ -22,8 +22,8 @@ def test_an_image_service_that_refuses_ends_the_action_as_before(cloud: Cloud, w
     last = cloud.store.read(lambda tx: actions.list_for(tx, trial.server))[0]
     assert (last.state, last.message) == ("failed", "You have no room for another image.")
     assert last.data["problem"]["status"] == 403, "by it the user's answer says whose refusal it is"
-    assert [host.driver.guests[trial.server].power_state for host in cloud.hosts.values()
-            if trial.server in host.driver.guests] == [states.RUNNING]
+    assert [host.driver.host.guests[trial.server].power_state for host in cloud.hosts.values()
+            if trial.server in host.driver.host.guests] == [states.RUNNING]
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"])
@@ -53,7 +53,7 @@ def test_a_silent_image_service_delays_nobody_else(cloud: Cloud) -> None:
 def test_delete_takes_a_half_made_image_with_it(cloud: Cloud, workflow: str, rounds: int) -> None:
     trial = trial_of(cloud, workflow)
     for host in cloud.hosts.values():
-        host.driver.script["snapshot"] = [Fail("never reached")] * 9
+        host.driver.host.script["snapshot"] = [Fail("never reached")] * 9
     cloud.lose = lambda kind: kind == "do"
     trial.begin()
     for _ in range(rounds):
@@ -142,7 +142,7 @@ def test_a_restored_server_is_not_reclaimed(cloud: Cloud) -> None:
 
 def test_unshelving_goes_to_another_host_when_the_failure_was_the_hosts_own(cloud: Cloud) -> None:
     trial = trial_of(cloud, "unshelve")
-    cloud.hosts["h1"].driver.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 9
+    cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Disk full.", retryable=True)] * 9
     trial.begin()
     cloud.settle()
     trial.has_ended()
@@ -153,8 +153,8 @@ def test_an_undo_that_is_refused_is_an_error_that_says_so(cloud: Cloud) -> None:
     """The copy fails, and then the guest that was stopped for it does not start again."""
     trial = trial_of(cloud, "shelve")
     for host in cloud.hosts.values():
-        host.driver.script["snapshot"] = [Fail("No space.")]
-        host.driver.script["ensure_running"] = [Fail("Cannot start.")]
+        host.driver.host.script["snapshot"] = [Fail("No space.")]
+        host.driver.host.script["ensure_running"] = [Fail("Cannot start.")]
     trial.begin()
     cloud.settle()
     trial.is_right(states.ERROR, 1)

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from common import errors, states
-from common.store import migrations
-from conductor import steering
+from common.models import Control
+from common.notifications.options import NotificationSettings
+from common.store.servers import migrations
+from conductor import lost_commands
+from tests.told import told
 from tests.workflows.moves import CANARY, before, clouds, disk, last, reset_state, server_on, stands
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -21,19 +24,20 @@ def cloud() -> Iterator[Cloud]:
     cloud.store.close()
 
 
-def wish(cloud: Cloud, server: str, what: str) -> None:
+def request(cloud: Cloud, server: str, control: str) -> None:
     """What the API writes."""
     move = cloud.migration(server)
-    assert cloud.store.write(lambda tx: migrations.wish(tx, move.uuid, what, migrations.IN_PROGRESS))
+    assert cloud.store.write(lambda tx: migrations.request_control(tx, move.uuid, Control(control),
+                                                                   migrations.IN_PROGRESS))
 
 
 def steer(cloud: Cloud, server: str, what: str) -> None:
     """That, and what it sends."""
-    wish(cloud, server, what)
+    request(cloud, server, what)
     found = cloud.show(server)
     action = last(cloud, server)
     session = cloud.hosts["h1"].agent.session
-    cloud.do("h1", [steering.command(action.id, action.attempt, server, found.fence, session, what)])
+    cloud.do("h1", [lost_commands.control_command(action.id, action.attempt, server, found.fence, session, what)])
 
 
 def at_migrate(cloud: Cloud, act: Callable[[], None]) -> None:
@@ -46,7 +50,7 @@ def is_cancelled(cloud: Cloud, server: str) -> None:
     stands(cloud, server, states.ACTIVE, "h1")
     assert (cloud.migration(server).status, last(cloud, server).attempt) == ("cancelled", 1)
     assert cloud.domains(server) == ["h1"]
-    assert cloud.hosts["h1"].driver.guests[server].boots == 1
+    assert cloud.hosts["h1"].driver.host.guests[server].boots == 1
 
 
 def test_one_that_runs_is_aborted(cloud: Cloud) -> None:
@@ -62,24 +66,24 @@ def test_one_that_waits_for_its_turn_is_aborted_though_nobody_told_its_host(clou
     server, lost = server_on(cloud), []
 
     def lose(host: str) -> None:
-        wish(cloud, server, "abort")
+        request(cloud, server, "abort")
         cloud.lose = lambda kind: kind == "do" and not lost and not lost.append(kind)  # type: ignore[func-returns-value]
     before(cloud, "live_migrate", lose)
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert lost
     is_cancelled(cloud, server)
-    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.calls
+    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.host.calls
 
 
 @pytest.mark.parametrize("verb", ["offer", "prepare_arrival"])
 def test_one_that_is_prepared_is_aborted_before_it_goes(cloud: Cloud, verb: str) -> None:
     server = server_on(cloud)
-    before(cloud, verb, lambda host: wish(cloud, server, "abort"))
+    before(cloud, verb, lambda host: request(cloud, server, "abort"))
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     is_cancelled(cloud, server)
-    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.calls
+    assert ("live_migrate", server) not in cloud.hosts["h1"].driver.host.calls
 
 
 def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
@@ -89,6 +93,19 @@ def test_one_that_is_to_be_completed_is(cloud: Cloud) -> None:
     cloud.settle()
     stands(cloud, server, states.ACTIVE, cloud.migration(server).dest_host)
     assert cloud.migration(server).status == "completed"
+
+
+@pytest.mark.parametrize(("what", "ends"), [
+    ("abort", ["live_migration_rollback.start", "live_migration_rollback.end", "live_migration_abort.end"]),
+    ("complete", ["live_migration_post.end", "live_migration_force_complete.end"])])
+def test_the_end_of_what_was_wished_is_told(cloud: Cloud, what: str, ends: list[str]) -> None:
+    server = server_on(cloud)
+    cloud.store.notify_with(NotificationSettings("api"))
+    at_migrate(cloud, lambda: steer(cloud, server, what))
+    ask(cloud, server, "os-migrateLive")
+    cloud.settle()
+    assert told(cloud.store, server)[-len(ends):] == ends
+    assert len([name for name in told(cloud.store, server) if "abort" in name or "force" in name]) == 1
 
 
 def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
@@ -104,7 +121,7 @@ def test_an_admins_word_ends_one_that_runs(cloud: Cloud) -> None:
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.show(server).host, cloud.domains(server)) == (
         states.ACTIVE, "h1", ["h1"])
-    assert cloud.hosts["h1"].driver.guests[server].boots == 1
+    assert cloud.hosts["h1"].driver.host.guests[server].boots == 1
 
 
 def test_an_abort_that_comes_too_late_changes_nothing(cloud: Cloud) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from common import states
 from common.models import Flavor
-from compute_agent.virt.memory import Fail
-from compute_agent.virt.traits import OURS
+from compute_agent.virt.memory.script import Fail
+from compute_agent.virt.traits import OWN_TRAITS
 from tests.workflows import simulator
 from tests.workflows.moves import before, clouds, last, server_on, shares, stands
 from tests.workflows.scenarios import KILL, ask
@@ -34,12 +34,12 @@ def server_with_disks(cloud: Cloud, flavor: Flavor = FLAVOR, **wishes: Any) -> s
     """A server that has written a file on each of its disks."""
     server = server_on(cloud, flavor=flavor, **wishes)
     for name in sizes(cloud, server):
-        cloud.hosts["h1"].driver.write_file(server, "canary", "alive", name)
+        cloud.hosts["h1"].driver.host.write_file(server, "canary", "alive", name)
     return server
 
 
 def local(cloud: Cloud, server: str) -> dict[str, dict[str, Any]]:
-    return cloud.hosts[cloud.show(server).host].driver.guests[server].local
+    return cloud.hosts[cloud.show(server).host].driver.host.guests[server].local
 
 
 def sizes(cloud: Cloud, server: str) -> dict[str, int]:
@@ -73,7 +73,7 @@ def test_resize_takes_ephemeral_disks_along_and_back(either: Cloud, end: str) ->
 @pytest.mark.parametrize("end", ["confirmResize", "revertResize"])
 def test_resize_here_keeps_them_aside(end: str) -> None:
     cloud = clouds(hosts=1)
-    cloud.engine.may_resize_here = cloud.options["may_resize_here"] = True
+    cloud.engine.allow_resize_to_same_host = cloud.options["allow_resize_to_same_host"] = True
     server = server_with_disks(cloud)
     resize(cloud, server)
     assert (sizes(cloud, server), kept(cloud, server)) == (LARGER_SIZES, {"ephemeral0"})
@@ -107,7 +107,7 @@ def test_resize_keeps_the_sizes_that_were_asked_for(cloud: Cloud) -> None:
 
 def test_resize_that_fails_leaves_them_as_they_were(cloud: Cloud) -> None:
     server = server_with_disks(cloud)
-    before(cloud, "install", lambda host: cloud.hosts[host].driver.script.update(install=[Fail("No.")]))
+    before(cloud, "install", lambda host: cloud.hosts[host].driver.host.script.update(install=[Fail("No.")]))
     cloud.move(server, "resize", LARGER)
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -162,7 +162,7 @@ def test_rebuild_keeps_ephemeral_disks_when_asked_to(cloud: Cloud, keeps: bool) 
 def test_host_of_the_release_before_gets_no_such_server(cloud: Cloud) -> None:
     for name in ("h1", "h2"):
         driver = cloud.hosts[name].driver
-        driver.size = replace(driver.size, traits=sorted({*driver.size.traits} - OURS))
+        driver.host.size = replace(driver.host.size, traits=sorted({*driver.host.size.traits} - OWN_TRAITS))
         cloud.hosts[name].restart()
     cloud.settle()
     servers = cloud.create(4, flavor=FLAVOR)

@@ -66,16 +66,16 @@ def test_a_debt_that_outlived_its_delete_is_paid(cloud: Cloud, server: str) -> N
     assert cloud.findings() == []
 
 
-@pytest.mark.parametrize("hello", [True, False], ids=["hello", "report"])
-def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, hello: bool) -> None:
+@pytest.mark.parametrize("registration", [True, False], ids=["registration", "report"])
+def test_a_host_s_fences_are_taken_in(cloud: Cloud, server: str, registration: bool) -> None:
     """So that what it says of the server counts again."""
     known = cloud.hosts["h1"].agent._fences[server]
-    if hello:
+    if registration:
         cloud.hosts["h1"].restart()
     for _ in range(65):
         cloud.round()
     assert cloud.show(server).fence > known
-    cloud.hosts["h1"].driver.power_off(server)
+    cloud.hosts["h1"].driver.host.power_off(server)
     for _ in range(65):
         cloud.round()
     assert cloud.show(server).vm_state == states.STOPPED

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from common import errors, states
+from common.command_progress import CommandPhase, CommandProgress
 from common.context import RequestContext
-from common.store import actions, at_once, host_states
-from compute_agent.sync import LEASE, START
-from compute_agent.virt.memory import Fail
+from common.store.placement import host_states
+from common.store.servers import actions, immediate_actions
+from compute_agent.sync import LEASE_SECONDS, START_MARGIN_SECONDS
+from compute_agent.virt.memory.script import Fail
 from conductor import runner
 from conductor.sweep import sweep
 from tests.workflows.scenarios import trial_of
@@ -46,7 +48,7 @@ def test_silence_of_all_hosts_proves_nothing(cloud: Cloud) -> None:
 
 def test_a_guest_that_stops_itself_is_seen_by_the_full_report(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.hosts[cloud.show(trial.server).host].driver.power_off(trial.server)
+    cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     for _ in range(65):
         cloud.round()
     trial.is_right(states.STOPPED, 1)
@@ -55,7 +57,7 @@ def test_a_guest_that_stops_itself_is_seen_by_the_full_report(cloud: Cloud) -> N
 def test_what_should_run_is_started_again_after_its_host_was_booted(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
-    host.driver.power_off(trial.server)
+    host.driver.host.power_off(trial.server)
     host.restart()
     host.agent.boot_id = "another"
     cloud.settle()
@@ -69,7 +71,7 @@ def test_a_rescued_server_is_still_rescued_after_its_host_was_booted(cloud: Clou
     trial = trial_of(cloud, "unrescue")
     host = cloud.hosts[cloud.show(trial.server).host]
     host.power_cut()
-    host.driver.script["reboot"] = [Fail("No memory.")] if fails else []
+    host.driver.host.script["reboot"] = [Fail("No memory.")] if fails else []
     host.power_on()
     cloud.settle()
     assert cloud.show(trial.server).vm_state == (states.ERROR if fails else states.RESCUED)
@@ -90,7 +92,7 @@ def test_a_guest_whose_host_was_booted_during_an_action_comes_back(cloud: Cloud,
     host.power_on()
     for _ in range(130):
         cloud.round()
-    assert host.driver.guests[trial.server].power_state == states.RUNNING
+    assert host.driver.host.guests[trial.server].power_state == states.RUNNING
     row = cloud.show(trial.server)
     assert (row.vm_state, row.power_state, row.action) == (states.ACTIVE, states.RUNNING, None)
     assert cloud.findings() == []
@@ -144,11 +146,11 @@ def test_a_guest_that_stops_itself_after_a_failed_action_is_seen_too(cloud: Clou
     """The failed reboot raised the server's fence, which the domain never got to carry."""
     trial = trial_of(cloud, "stop")
     host = cloud.hosts[cloud.show(trial.server).host]
-    host.driver.script["ensure_stopped"] = [Fail("no")]
+    host.driver.host.script["ensure_stopped"] = [Fail("no")]
     trial.begin()
     cloud.settle()
     assert cloud.show(trial.server).vm_state == states.ACTIVE
-    host.driver.power_off(trial.server)
+    host.driver.host.power_off(trial.server)
     for _ in range(65):
         cloud.round()
     trial.is_right(states.STOPPED, 1)
@@ -160,7 +162,7 @@ def test_a_guest_that_stops_itself_before_its_start_was_acknowledged_is_seen_at_
     cloud.advance()
     host = cloud.hosts[cloud.show(trial.server).host]
     host.work()
-    host.driver.power_off(trial.server)
+    host.driver.host.power_off(trial.server)
     host.agent.changed(host.driver.domains())
     for _ in range(2):
         assert host.agent.has_news()
@@ -187,10 +189,10 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
     cloud.lose = lambda kind: kind == "do"
     trial.begin()
     cloud.advance()
-    cloud.store.write(lambda tx: at_once.do(tx, states.row("os-resetState"), trial.server, context=ADMIN,
+    cloud.store.write(lambda tx: immediate_actions.do(tx, states.row("os-resetState"), trial.server, context=ADMIN,
                                             args={"state": "active"}))
     cloud.lose = lambda kind: False
-    cloud.hosts[cloud.show(trial.server).host].driver.power_off(trial.server)
+    cloud.hosts[cloud.show(trial.server).host].driver.host.power_off(trial.server)
     for _ in range(65):
         cloud.round()
     trial.is_right(states.STOPPED, 1)
@@ -199,7 +201,7 @@ def test_news_count_again_after_a_state_was_reset(cloud: Cloud) -> None:
 @pytest.mark.parametrize(("seen", "after"), [(states.POWER_PAUSED, states.PAUSED), (states.CRASHED, states.STOPPED)])
 def test_what_happened_behind_our_back_is_written_down(cloud: Cloud, seen: int, after: str) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.hosts[cloud.show(trial.server).host].driver.guests[trial.server].power_state = seen
+    cloud.hosts[cloud.show(trial.server).host].driver.host.guests[trial.server].power_state = seen
     for _ in range(65):
         cloud.round()
     server = cloud.show(trial.server)
@@ -215,7 +217,7 @@ def test_long_work_shows_how_far_it_is(cloud: Cloud) -> None:
     work = host.agent.take()
     assert work is not None
     before = cloud.show(trial.server).updated_at
-    work.phase = "uploading 70 %"
+    work.progress = CommandProgress(CommandPhase.UPLOADING, 70)
     cloud.sync(host)
     server = cloud.show(trial.server)
     assert (server.task_state, server.progress, server.updated_at) == (states.IMAGE_UPLOADING, 70, before)
@@ -246,7 +248,7 @@ def cut_off_for(cloud: Cloud, name: str, seconds: int) -> None:
 
 def running_on(cloud: Cloud, server: str) -> list[str]:
     return [host.name for host in cloud.hosts.values()
-            if server in host.driver.guests and host.driver.guests[server].power_state == states.RUNNING]
+            if server in host.driver.host.guests and host.driver.host.guests[server].power_state == states.RUNNING]
 
 
 @pytest.mark.parametrize("heard_again", [False, True])
@@ -286,7 +288,7 @@ def test_a_guest_is_not_started_when_the_lease_ends_meanwhile(cloud: Cloud) -> N
     cloud.advance()
     work = host.agent.take()
     assert work is not None and work.command.verb == "ensure_running"
-    cloud.time.pass_by(LEASE - START)
+    cloud.time.pass_by(LEASE_SECONDS - START_MARGIN_SECONDS)
     host.carry_out(work)
     assert running_on(cloud, server) == []
     cloud.settle()

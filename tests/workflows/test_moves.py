@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from common import states
-from common.store import services
-from compute_agent.virt.memory import Fail
+from common.store.hosts import services
+from compute_agent.virt.memory.script import Fail
 from tests.workflows.moves import (
     CANARY,
     after,
@@ -46,7 +46,7 @@ def test_another_destination_is_tried(cloud: Cloud, key: str, verb: str) -> None
 
     def breaks(host: str) -> None:
         tried.append(cloud.migration(server).dest_host)
-        cloud.hosts[host].driver.script[verb] = [BROKEN]
+        cloud.hosts[host].driver.host.script[verb] = [BROKEN]
     lead_up(cloud, server, key)
     before(cloud, verb, breaks)
     ask(cloud, server, key)
@@ -63,7 +63,7 @@ def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(clou
     server = server_on(cloud)
     was = cloud.show(server)
     for host in ("h2", "h3"):
-        cloud.hosts[host].driver.script[verb] = [BROKEN]
+        cloud.hosts[host].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, "resize")
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -77,7 +77,7 @@ def test_when_no_destination_can_the_server_is_as_before_and_none_is_blamed(clou
 def test_no_more_than_max_attempts_are_made(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
     server = server_on(cloud)
-    before(cloud, "receive", lambda host: cloud.hosts[host].driver.script.update(receive=[BROKEN]))
+    before(cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN]))
     ask(cloud, server, "resize")
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -87,7 +87,7 @@ def test_no_more_than_max_attempts_are_made(cloud: Cloud) -> None:
 @pytest.mark.parametrize(("key", "verb"), [*(("resize", verb) for verb in FROM), ("os-migrateLive", "offer")])
 def test_what_the_source_cannot_no_other_destination_helps(cloud: Cloud, key: str, verb: str) -> None:
     server = server_on(cloud)
-    cloud.hosts["h1"].driver.script[verb] = [BROKEN]
+    cloud.hosts["h1"].driver.host.script[verb] = [BROKEN]
     ask(cloud, server, key)
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
@@ -97,8 +97,8 @@ def test_what_the_source_cannot_no_other_destination_helps(cloud: Cloud, key: st
 
 def test_a_server_that_could_not_be_started_again_is_not_moved_once_more(cloud: Cloud) -> None:
     server = server_on(cloud)
-    cloud.hosts["h1"].driver.script["ensure_running"] = [Fail("No memory.")]
-    before(cloud, "receive", lambda host: cloud.hosts[host].driver.script.update(receive=[BROKEN]))
+    cloud.hosts["h1"].driver.host.script["ensure_running"] = [Fail("No memory.")]
+    before(cloud, "receive", lambda host: cloud.hosts[host].driver.host.script.update(receive=[BROKEN]))
     ask(cloud, server, "resize")
     cloud.settle()
     stands(cloud, server, states.ERROR, "h1")
@@ -120,7 +120,7 @@ def test_a_destination_that_falls_silent_before_anything_runs_there_is_given_up(
     cloud.cut.clear()
     cloud.settle()
     stands(cloud, server, states.RESIZED if key == "resize" else states.ACTIVE, other)
-    assert server not in cloud.hosts[silent].driver.files
+    assert server not in cloud.hosts[silent].driver.host.files
 
 
 def test_a_destination_that_may_have_started_it_is_waited_for(cloud: Cloud) -> None:
@@ -211,7 +211,7 @@ def test_a_server_whose_files_have_come_goes_on_without_its_source(cloud: Cloud)
 
 def test_a_guest_that_has_arrived_stays_when_its_source_dies(cloud: Cloud) -> None:
     server = server_on(cloud)
-    cloud.hosts["h1"].driver.write_memory(server, "n", "7")
+    cloud.hosts["h1"].driver.host.write_memory(server, "n", "7")
     after(cloud, "live_migrate", lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, "os-migrateLive")
     cloud.until_down("h1")
@@ -221,14 +221,15 @@ def test_a_guest_that_has_arrived_stays_when_its_source_dies(cloud: Cloud) -> No
     cloud.hosts["h1"].power_on()
     cloud.settle()
     stands(cloud, server, states.ACTIVE, dest)
-    assert cloud.hosts[dest].driver.guests[server].memory == {"n": "7"}
+    assert cloud.hosts[dest].driver.host.guests[server].memory == {"n": "7"}
 
 
 def test_a_guest_that_neither_host_has_starts_from_its_disk(either: Cloud) -> None:
     """On shared storage; a disk that went to the destination went with it."""
     cloud = either
     server = server_on(cloud)
-    after(cloud, "live_migrate", lambda host: [one.driver.guests.pop(server, None) for one in cloud.hosts.values()])
+    after(cloud, "live_migrate",
+          lambda host: [one.driver.host.guests.pop(server, None) for one in cloud.hosts.values()])
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert cloud.migration(server).status == "error"
@@ -248,7 +249,7 @@ def test_a_destination_that_cannot_say_whether_it_has_the_guest_loses_it_before_
     cloud = either
     server = server_on(cloud)
     for host in ("h2", "h3"):
-        cloud.hosts[host].driver.script["arrived"] = [Fail("Confused.")]
+        cloud.hosts[host].driver.host.script["arrived"] = [Fail("Confused.")]
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     assert cloud.show(server).host == "h1"
@@ -277,7 +278,7 @@ def test_a_server_whose_source_dies_on_the_way_back_stays_where_it_was_resized(e
     server = server_on(cloud)
     resized(cloud, server)
     dest = cloud.show(server).host
-    cloud.hosts[dest].driver.write_file(server, "since", "then")
+    cloud.hosts[dest].driver.host.write_file(server, "since", "then")
     before(cloud, "install", lambda host: cloud.hosts["h1"].power_cut())
     cloud.close(server, "revertResize")
     cloud.until_down("h1")
@@ -300,17 +301,17 @@ def test_a_server_that_can_neither_be_reverted_nor_started_again_is_to_be_confir
     resized(cloud, server)
     dest = cloud.hosts[cloud.show(server).host].driver
     for host in cloud.hosts.values():
-        host.driver.script[verb] = [Fail("It broke.")]
-    dest.script["ensure_running"] = [Fail("No memory.")]
+        host.driver.host.script[verb] = [Fail("It broke.")]
+    dest.host.script["ensure_running"] = [Fail("No memory.")]
     cloud.close(server, "revertResize")
     cloud.settle()
     assert (cloud.show(server).vm_state, last(cloud, server).message) == (states.RESIZED, "It broke.")
-    dest.power_off(server)
+    dest.host.power_off(server)
     cloud.settle()
     assert cloud.findings() == []
     cloud.close(server, "confirmResize")
     cloud.settle()
-    assert cloud.show(server).host == dest.name
+    assert cloud.show(server).host == dest.host.name
     assert cloud.findings() == []
 
 
@@ -346,7 +347,7 @@ def test_a_server_that_stopped_by_itself_is_stopped_when_it_is_confirmed(cloud: 
     server = server_on(cloud)
     resized(cloud, server)
     host = cloud.hosts[cloud.show(server).host]
-    host.driver.power_off(server)
+    host.driver.host.power_off(server)
     for _ in range(65):
         cloud.round()
     cloud.close(server, "confirmResize")

@@ -51,7 +51,7 @@ def test_a_server_can_be_deleted_at_each_step(cloud: Cloud, key: str, verb: str,
         cloud.hosts["h1"].power_on()
         cloud.settle()
     assert (cloud.domains(server), cloud.findings()) == ([], [])
-    assert all(server not in host.driver.files for host in cloud.hosts.values())
+    assert all(server not in host.driver.host.files for host in cloud.hosts.values())
     assert cloud.migration(server).status in ("cancelled", "reverted")
 
 
@@ -100,7 +100,7 @@ def test_an_admins_word_ends_a_move_at_each_step(either: Cloud, key: str, verb: 
     has_left = key == "os-migrateLive" and verb in ("live_migrate", "arrived")
     assert [(one.invariant, one.subject) for one in cloud.findings()] == [("guest-there", server)] * has_left
     if (key, verb) != ("os-migrateLive", "arrived") and key != "evacuate":
-        assert cloud.hosts[found.host].driver.storage[server].disk == CANARY
+        assert cloud.hosts[found.host].driver.host.storage[server].disk == CANARY
 
 
 def test_an_admins_word_lets_a_server_stay_where_it_was_moved(either: Cloud) -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from common import errors, states
-from common.store import actions, doctor, hosts, services
+from common.store import doctor
+from common.store.hosts import hosts, services
+from common.store.servers import actions
 from common.vault import Vault
 from tests.workflows.simulator import FLAVOR, Cloud
 

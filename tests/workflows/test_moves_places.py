@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from common.models import Fitting
+from common.models import HardwareAssignment
 from common.store import schema
 from common.wire import from_wire
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from tests.workflows.moves import clouds, failures, last, resized, server_on, stands
 from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import Cloud
@@ -59,7 +59,7 @@ def test_a_server_goes_to_the_host_that_is_named(cloud: Cloud, key: str, host: s
 @pytest.mark.parametrize("forced", [False, True])
 def test_when_the_named_host_cannot_no_other_is_tried(cloud: Cloud, forced: bool) -> None:
     server = server_on(cloud)
-    cloud.hosts["h2"].driver.script["receive"] = [Fail("Disk full.", retryable=True)]
+    cloud.hosts["h2"].driver.host.script["receive"] = [Fail("Disk full.", retryable=True)]
     moves(cloud, server, "migrate", host="h2", forced=forced)
     assert refused(cloud, server).endswith("Disk full.")
     stands(cloud, server, states.ACTIVE, "h1")
@@ -119,28 +119,28 @@ def test_a_hard_affinity_group_holds_its_servers_together(cloud: Cloud, key: str
 @pytest.mark.parametrize("end", ["confirmResize", "revertResize"])
 def test_cpus_of_its_own_are_those_of_the_host_where_it_is(cloud: Cloud, end: str) -> None:
     server = server_on(cloud, flavor=PINNED)
-    was = cloud.hosts["h1"].driver.guests[server].fitting
+    was = cloud.hosts["h1"].driver.host.guests[server].assignment
     resized(cloud, server)
     cloud.close(server, end)
     cloud.settle()
     host = cloud.show(server).host
     row = cloud.store.read(lambda tx: tx.execute(sa.select(schema.guests).where(
         schema.guests.c.server_id == server)).one())
-    assert cloud.hosts[host].driver.guests[server].fitting == from_wire(Fitting, row.fitting)
-    assert end == "confirmResize" or cloud.hosts["h1"].driver.guests[server].fitting == was
+    assert cloud.hosts[host].driver.host.guests[server].assignment == from_wire(HardwareAssignment, row.assignment)
+    assert end == "confirmResize" or cloud.hosts["h1"].driver.host.guests[server].assignment == was
     stands(cloud, server, states.ACTIVE, host)
 
 
 def test_a_server_that_comes_back_from_nowhere_has_its_own_cpus_again() -> None:
     cloud = clouds(storage="nfs")
     server = server_on(cloud, flavor=PINNED)
-    was = cloud.hosts["h1"].driver.guests[server].fitting
+    was = cloud.hosts["h1"].driver.host.guests[server].assignment
     for host in ("h2", "h3"):
-        cloud.hosts[host].driver.script["arrived"] = [Fail("Confused.")]
+        cloud.hosts[host].driver.host.script["arrived"] = [Fail("Confused.")]
     ask(cloud, server, "os-migrateLive")
     cloud.settle()
     stands(cloud, server, states.ACTIVE, "h1")
-    assert cloud.hosts["h1"].driver.guests[server].fitting == was is not None
+    assert cloud.hosts["h1"].driver.host.guests[server].assignment == was is not None
 
 
 @pytest.mark.parametrize("forced", [False, True])

@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from common import states
-from common.store import actions, guests
-from compute_agent.virt.memory import Fail
+from common.store.servers import actions, guests
+from compute_agent.virt.memory.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.workflows.neighbours import Answer, Neighbour
 from tests.workflows.scenarios import KILL, SCENARIOS, Trial, trial_of
 from tests.workflows.simulator import Cloud, Time
 
-NEIGHBOURS = ("images", "networks")
+NEIGHBOURS = ("images", "networks", "shares")
 #: Workflows that call a neighbour.
 CALLERS = [name for name, scenario in SCENARIOS.items() if not scenario.brief and not scenario.placed and any(
-    step.outside or step.undo_outside for step in WORKFLOWS[name].steps)]
+    step.call or step.undo_call for step in WORKFLOWS[name].steps)]
 #: Those that call one on the way back, with the host's verb that fails.
 RETURNING = {name: SCENARIOS[name].verbs[-1] for name in CALLERS
-             if any(step.undo_outside for step in WORKFLOWS[name].steps)}
+             if any(step.undo_call for step in WORKFLOWS[name].steps)}
 #: In the default set. The others are in a slice: what a refusal comes to is decided in one place for all.
 DEFAULTS = ("create", "delete", "shelve", "resize")
 ONE_BY_ONE = [name if name in DEFAULTS else pytest.param(name, marks=pytest.mark.slice("moves")) for name in CALLERS]
@@ -45,7 +45,7 @@ def trial(workflow: str, fails: str = "") -> Iterator[Trial]:
     made = trial_of(cloud, workflow)
     cloud.watcher = lambda: None
     for host in cloud.hosts.values():
-        host.driver.script |= {fails: [Fail("It broke.")] * 9} if fails else {}
+        host.driver.host.script |= {fails: [Fail("It broke.")] * 9} if fails else {}
     yield made
     cloud.store.close()
 
@@ -104,8 +104,8 @@ def is_whole(trial: Trial) -> None:
         assert server.vm_state in (states.DELETED, states.SHELVED_OFFLOADED) or scenario.ask == "create"
         return
     assert server.host in cloud.domains(trial.server) or KILL in scenario.before
-    disks = [host.driver.guests[trial.server].disk for host in cloud.hosts.values()
-             if trial.server in host.driver.guests]
+    disks = [host.driver.host.guests[trial.server].disk for host in cloud.hosts.values()
+             if trial.server in host.driver.host.guests]
     was_there = scenario.ask != "create" and "shelveOffload" not in scenario.before
     assert not was_there or any("canary" in disk for disk in disks), disks
 
@@ -138,7 +138,7 @@ def test_a_refusal_on_the_way_back_changes_nothing(workflow: str) -> None:
             assert (last(trial).state, last(trial).message) == ("failed", "It broke.")
             cloud, scenario = trial.cloud, trial.scenario
             for host in cloud.hosts.values():
-                host.driver.script.clear()
+                host.driver.host.script.clear()
             is_whole(trial)
             assert cloud.show(trial.server).vm_state == scenario.fails_as
             neighbour(cloud, call[0]).well()

@@ -7,7 +7,7 @@ import pytest
 
 from common import errors, states
 from common.store import doctor
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from tests.workflows.scenarios import SCENARIOS, ask, trial_of
 from tests.workflows.simulator import Cloud
 
@@ -110,7 +110,7 @@ def test_an_attach_is_not_ended_by_a_hard_reboot(cloud: Cloud) -> None:
 def test_an_attach_that_the_host_refuses_leaves_no_port(cloud: Cloud) -> None:
     trial = trial_of(cloud, "attach_interface")
     for host in cloud.hosts.values():
-        host.driver.script["attach_interface"] = [Fail("No room for another device.")]
+        host.driver.host.script["attach_interface"] = [Fail("No room for another device.")]
     trial.begin()
     cloud.settle()
     trial.is_right(states.ACTIVE, 1)

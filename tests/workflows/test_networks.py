@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from common import errors, states
-from common.store import actions
-from compute_agent.virt.memory import Fail
+from common.store.servers import actions
+from compute_agent.virt.memory.script import Fail
 from conductor import networks
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud
@@ -16,7 +16,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """A cloud whose hosts have said hello."""
+    """A cloud whose hosts have registered."""
     cloud.round()
     return cloud
 
@@ -80,7 +80,7 @@ def test_a_guest_whose_ports_are_not_wired_yet_waits_paused(cloud: Cloud) -> Non
     seen = set()
     for _ in range(30):
         cloud.round()
-        seen |= {guest.power_state for host in cloud.hosts.values() for guest in host.driver.guests.values()}
+        seen |= {guest.power_state for host in cloud.hosts.values() for guest in host.driver.host.guests.values()}
     assert seen == {states.POWER_PAUSED, states.RUNNING}
     shown = cloud.show(server)
     assert (shown.vm_state, shown.power_state) == (states.ACTIVE, states.RUNNING)
@@ -168,7 +168,7 @@ def test_delete_in_the_middle_of_an_attach_leaves_the_users_port_alone(cloud: Cl
     server = cloud.create()[0]
     cloud.settle()
     for host in cloud.hosts.values():
-        host.driver.script["attach_interface"] = [Fail("never reached")] * 9
+        host.driver.host.script["attach_interface"] = [Fail("never reached")] * 9
     cloud.lose = lambda kind: kind == "do"
     cloud.ask(server, "attach_interface", args={"networks": [{"port": port}]})
     for _ in range(rounds):
@@ -192,7 +192,7 @@ def test_the_guest_is_made_with_its_interfaces(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     shown = cloud.show(server)
-    guest = cloud.hosts[shown.host].driver.guests[server]
+    guest = cloud.hosts[shown.host].driver.host.guests[server]
     assert shown.availability_zone == "nova"
     assert {port["device_owner"] for port in cloud.networks.held.values()} == {"compute:nova"}
     assert [one.port for one in guest.interfaces] == [shown.interfaces[0]["port"]]

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from common.errors import Conflict
-from common.notifications.options import VM_AND_TASK_STATE, VM_STATE, Telling
-from common.store import stuck
-from compute_agent.virt.memory import Fail
+from common.notifications.options import VM_AND_TASK_STATE, VM_STATE, NotificationSettings
+from common.store.servers import stuck_actions
+from compute_agent.virt.memory.script import Fail
 from conductor.workflows import WORKFLOWS
 from tests.schemas import memory_store
 from tests.told import all_told, told
@@ -32,14 +32,20 @@ NAMES = {
     "start": "power_on", "stop": "power_off", "reboot_soft": "reboot", "reboot_hard": "reboot",
     "crash_dump": "trigger_crash_dump", "backup": "snapshot", "offload": "shelve_offload",
     "unshelve_here": "unshelve", "attach_interface": "interface_attach", "detach_interface": "interface_detach",
+    "attach_share": "share_attach", "detach_share": "share_detach",
     "confirm_resize": "resize_confirm", "confirm_here": "resize_confirm", "revert_resize": "resize_revert",
     "revert_here": "resize_revert"}
+
+
+#: Before these Nova says what the server has used until now.
+USED_UNTIL = {"rescue", "rebuild", "shelve", "resize", "migrate", "resize_here", "revert_resize", "revert_here",
+              "evacuate"}
 
 
 def expected(scenario: str) -> list[str]:
     workflow = scenario.partition(":")[0]
     name = NAMES.get(workflow, workflow)
-    return TOLD.get(workflow, [f"{name}.start", f"{name}.end"])
+    return ["exists"] * (workflow in USED_UNTIL) + TOLD.get(workflow, [f"{name}.start", f"{name}.end"])
 
 
 def test_every_workflow_is_looked_at() -> None:
@@ -50,7 +56,7 @@ def test_every_workflow_is_looked_at() -> None:
 @pytest.mark.parametrize("workflow", SCENARIOS)
 def test_success_is_told_from_start_to_end(cloud: Cloud, workflow: str) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     cloud.settle()
     assert told(cloud.store, trial.server) == expected(workflow)
@@ -63,9 +69,9 @@ def test_success_is_told_from_start_to_end(cloud: Cloud, workflow: str) -> None:
                                                 for verb in scenario.verbs if not scenario.brief])
 def test_failure_is_told_last_with_its_cause(cloud: Cloud, workflow: str, verb: str) -> None:
     trial = trial_of(cloud, workflow)
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     for host in cloud.hosts.values():
-        host.driver.script[verb] = [Fail("It broke.", details="because")]
+        host.driver.host.script[verb] = [Fail("It broke.", details="because")]
     trial.begin()
     cloud.settle()
     names, usual = told(cloud.store, trial.server), expected(workflow)
@@ -91,7 +97,7 @@ def test_a_crash_anywhere_changes_nothing_of_it(workflow: str, each: int) -> Non
         time = Time()
         cloud = Cloud(memory_store(time), time)
         trial = trial_of(cloud, workflow)
-        cloud.store.tell(Telling("api"))
+        cloud.store.notify_with(NotificationSettings("api"))
         trial.crash_at(number)
         trial.begin()
         trial.run_through_crashes()
@@ -103,7 +109,7 @@ def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
     trial = trial_of(cloud, "create")
     for name in cloud.hosts:
         cloud.force_down(name)
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     cloud.settle()
     rows = all_told(cloud.store)
@@ -114,7 +120,7 @@ def test_a_server_that_finds_no_host_tells_why(cloud: Cloud) -> None:
 
 def test_what_a_delete_supersedes_has_ended(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     cloud.advance()
     cloud.ask(trial.server, "delete")
@@ -125,14 +131,14 @@ def test_what_a_delete_supersedes_has_ended(cloud: Cloud) -> None:
 
 def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
     action = cloud.show(trial.server).action
     with pytest.raises(Conflict):
-        cloud.store.write(lambda tx: stuck.settle(tx, action, "Enough."))
+        cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
     assert told(cloud.store, trial.server) == ["power_off.start"], "nothing is told of what was refused"
     cloud.time.pass_by(700)
-    cloud.store.write(lambda tx: stuck.settle(tx, action, "Enough."))
+    cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "Enough."))
     assert told(cloud.store, trial.server) == ["power_off.start", "power_off.error"]
     assert all_told(cloud.store)[-1].body["object"]["vm_state"] == "error"
 
@@ -142,7 +148,7 @@ def test_what_an_operator_settles_has_failed(cloud: Cloud) -> None:
     (VM_AND_TASK_STATE, [(None, "powering-off"), ("powering-off", None)])])
 def test_changes_of_state_are_told_where_wanted(cloud: Cloud, wanted: str, changes: list[tuple[str, str]]) -> None:
     trial = trial_of(cloud, "stop")
-    cloud.store.tell(Telling("api", wanted))
+    cloud.store.notify_with(NotificationSettings("api", wanted))
     trial.begin()
     cloud.settle()
     rows = [row for row in all_told(cloud.store) if row.event == "instance.update"]
@@ -160,7 +166,7 @@ def test_nothing_is_written_where_nothing_is_told(cloud: Cloud) -> None:
 
 def test_a_burst_costs_as_many_statements_as_one_server(cloud: Cloud) -> None:
     cloud.equip(1)
-    cloud.store.tell(Telling("api"))
+    cloud.store.notify_with(NotificationSettings("api"))
     cloud.round()
     made: list[str] = []
 

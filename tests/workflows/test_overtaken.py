@@ -10,15 +10,17 @@ import sqlalchemy as sa
 
 from common import states
 from common.models import Sync, SyncAnswer
-from common.store import actions, guests, schema, services
+from common.store import schema
+from common.store.hosts import services
+from common.store.servers import actions, guests
 from conductor import lanes, reports, runner
-from conductor.workflows.evacuate import FENCING
+from conductor.saga import Lane
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have said hello."""
+    """Its hosts have registered."""
     cloud.round()
     return cloud
 
@@ -46,7 +48,8 @@ def test_progress_of_an_action_that_has_ended_is_not_shown(cloud: Cloud) -> None
 
 
 def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhile(cloud: Cloud) -> None:
-    """Somebody stops one of them while the host's hello is taken in: the others run again, and this one is off."""
+    """Somebody stops one of them while the host's registration is taken in: the others run again, and this one is
+    off."""
     servers = sorted(cloud.create(3, host="h1", forced=True))
     cloud.settle()
     taken: list[str] = []
@@ -61,7 +64,7 @@ def test_a_host_that_was_booted_starts_the_guests_that_nobody_has_taken_meanwhil
     host.power_on()
     sa.event.listen(cloud.store.engine, "after_cursor_execute", looked)
     cloud.sync(host)
-    assert taken and not host.agent.needs_hello()
+    assert taken and not host.agent.needs_registration()
     assert [cloud.show(server).task_state for server in servers] == [
         states.REBOOTING_HARD, "powering-off", states.REBOOTING_HARD]
 
@@ -134,9 +137,9 @@ def test_a_fencing_hook_may_take_longer_than_other_calls(cloud: Cloud) -> None:
     def fence(host: str) -> None:
         calls.append(host)
         cloud.time.pass_by(100)
-        runner.advance(other, FENCING)
+        runner.advance(other, Lane.FENCING)
     for engine in (cloud.engine, other):
-        engine.fence, engine.leases = fence, {FENCING: 180_000_000}
+        engine.fence_host, engine.lease_micros = fence, {Lane.FENCING: 180_000_000}
     cloud.move(server, "evacuate", host=None, forced=False, stopped=False, shared=None)
     cloud.settle()
     assert (calls, cloud.show(server).host, cloud.show(server).vm_state) == (["h1"], "h2", states.ACTIVE)
@@ -155,7 +158,7 @@ def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
     late = exchange(cloud, "h1")
-    cloud.hosts["h1"].driver.power_off(server)
+    cloud.hosts["h1"].driver.host.power_off(server)
     cloud.time.pass_by(1)
     newer = exchange(cloud, "h1", bigger=512)
     for request in (newer, late):
@@ -164,7 +167,7 @@ def test_an_exchange_that_was_overtaken_tells_no_news(cloud: Cloud) -> None:
     row = cloud.show(server)
     assert (row.vm_state, row.power_state) == (states.STOPPED, states.SHUTDOWN)
     [host] = cloud.store.read(lambda tx: tx.execute(sa.select(schema.hosts).where(schema.hosts.c.name == "h1")).all())
-    assert (host.told, host.metrics) == (newer.number, {"cpu.percent": 512.0})
+    assert (host.newest_exchange, host.metrics) == (newer.number, {"cpu.percent": 512.0})
 
 
 def test_results_count_in_whatever_order_they_come(cloud: Cloud) -> None:
@@ -185,7 +188,7 @@ def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
     cloud.settle()
     cloud.hosts["h1"].restart()
     cloud.round()
-    cloud.hosts["h1"].driver.power_off(server)
+    cloud.hosts["h1"].driver.host.power_off(server)
     for _ in range(65):
         cloud.round()
     assert cloud.show(server).vm_state == states.STOPPED
@@ -194,6 +197,6 @@ def test_a_new_session_counts_its_exchanges_anew(cloud: Cloud) -> None:
 def test_an_agent_that_counts_no_exchanges_is_heard(cloud: Cloud) -> None:
     [server] = cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    cloud.hosts["h1"].driver.power_off(server)
+    cloud.hosts["h1"].driver.host.power_off(server)
     reports.handle(cloud.engine, [replace(exchange(cloud, "h1"), number=0)])
     assert cloud.show(server).vm_state == states.STOPPED

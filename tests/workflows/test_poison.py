@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from common import errors, ids, states
 from common.models import DomainState, Result
-from common.store import actions, schema
-from compute_agent.virt.memory import Fail
+from common.store import schema
+from common.store.servers import actions
+from compute_agent.virt.memory.script import Fail
 from conductor import reports, runner
 from tests.workflows.poison import Poison, change, locked, poison
 from tests.workflows.simulator import Cloud
@@ -19,7 +20,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have said hello."""
+    """Its hosts have registered."""
     cloud.round()
     return cloud
 
@@ -85,7 +86,8 @@ def test_a_document_that_is_none_holds_up_no_other_server(cloud: Cloud, table: s
     assert getattr(kept, column) == "{broken", "and is written back as it was"
 
 
-def test_a_server_that_cannot_be_restarted_holds_up_no_hello(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_restarted_holds_up_no_registration(cloud: Cloud,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host was booted; the others run again at once, and it when it can be."""
     bad, *others = cloud.create(7, networks=[])
     cloud.settle()
@@ -103,11 +105,11 @@ def test_a_server_that_cannot_be_restarted_holds_up_no_hello(cloud: Cloud, monke
     for _ in range(4):
         cloud.round()
     assert host.agent.session
-    assert {host.driver.guests[server].power_state for server in here} == {states.RUNNING}
+    assert {host.driver.host.guests[server].power_state for server in here} == {states.RUNNING}
     monkeypatch.undo()
     for _ in range(130):
         cloud.round()
-    assert host.driver.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
+    assert host.driver.host.guests[bad].power_state == cloud.show(bad).power_state == states.RUNNING
 
 
 def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud) -> None:
@@ -117,28 +119,28 @@ def test_calls_that_cannot_even_be_begun_hold_up_no_other_workflow(cloud: Cloud)
     for server in old:
         cloud.ask(server, "delete")
     servers = cloud.create(2)
-    spread = cloud.engine.spread
+    call_pool = cloud.engine.call_pool
 
-    def fails(neighbour: str, call: Any, runs: Any) -> Any:
+    def fails(lane: str, call: Any, runs: Any) -> Any:
         if any(run.action.name == "create" for run in runs):
             raise RuntimeError("cannot schedule new futures after shutdown")
-        return spread(neighbour, call, runs)
-    cloud.engine.spread = fails
+        return call_pool(lane, call, runs)
+    cloud.engine.call_pool = fails
     for _ in range(4):
         cloud.round()
     assert {cloud.show(server).vm_state for server in old} == {states.DELETED}
-    cloud.engine.spread = spread
+    cloud.engine.call_pool = call_pool
     cloud.time.pass_by(61)
     cloud.settle()
     assert {cloud.show(server).vm_state for server in servers} == {states.ACTIVE}
 
 
-PARTS = [("create", "place", "propose"), ("create", "place", "apply"), ("create", "networks", "outside"),
-         ("create", "networks", "apply"), ("create", "networks", "needed"), ("create", "build", "command"),
-         ("create", "build", "done"), ("create", "plug", "needed"),
-         ("create", "place", "undo"), ("create", "networks", "undo"), ("create", "networks", "undo_outside"),
+PARTS = [("create", "place", "prepare"), ("create", "place", "apply"), ("create", "networks", "call"),
+         ("create", "networks", "apply"), ("create", "networks", "condition"), ("create", "build", "command"),
+         ("create", "build", "on_result"), ("create", "plug", "condition"),
+         ("create", "place", "undo"), ("create", "networks", "undo"), ("create", "networks", "undo_call"),
          ("create", None, "failed")]
-BACK = ("undo", "undo_outside", "failed")
+BACK = ("undo", "undo_call", "failed")
 
 
 @pytest.mark.parametrize(("workflow", "step", "part"), PARTS)
@@ -146,7 +148,7 @@ def test_a_function_that_raises_holds_up_no_other(cloud: Cloud, monkeypatch: pyt
                                                   step: str | None, part: str) -> None:
     if part in BACK:
         for host in cloud.hosts.values():
-            host.driver.script["ensure_guest"] = [Fail("It broke.")] * 6
+            host.driver.host.script["ensure_guest"] = [Fail("It broke.")] * 6
     bad, *others = cloud.create(6)
     poison(monkeypatch, workflow, step, part, [bad])
     for _ in range(8):
@@ -305,7 +307,7 @@ def test_one_host_that_makes_no_sense_costs_no_other(cloud: Cloud, caplog: pytes
     cloud.advance()
     good, bad = cloud.hosts["h2"], cloud.hosts["h1"]
     good.work()
-    inventory = replace(bad.driver.inventory(), traits=7, cells=[3])
+    inventory = replace(bad.driver.inventory(), traits=7, numa_nodes=[3])
     said = [replace(bad.agent.request(True, None, None), inventory=inventory, phases={"k/s/1": 9}, moved={"x": 3}),
             good.agent.request(True, None, None)]
     answers = reports.handle(cloud.engine, said)

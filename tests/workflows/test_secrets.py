@@ -62,3 +62,14 @@ def test_user_data_that_a_refused_rebuild_replaced_is_back(cloud: Cloud) -> None
     cloud.settle()
     row = cloud.show(server)
     assert (row.image_id, row.user_data, row.vm_state) == (None, "Zm9ybWVy", states.ACTIVE)
+
+
+def test_sealed_user_data_comes_with_the_guest_as_it_was_given(cloud: Cloud) -> None:
+    cloud.round()
+    server = cloud.create()[0]
+    kept = cloud.engine.vault.seal_text("Zm9ybWVy")
+    cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(user_data=kept)))
+    cloud.settle()
+    made = [command.args["guest"]["user_data"] for _, command in cloud.sent if command.verb == "ensure_guest"]
+    assert made == ["Zm9ybWVy"] and cloud.show(server).vm_state == states.ACTIVE
+    assert "Zm9ybWVy" not in everything(cloud)

@@ -8,14 +8,15 @@ import pytest
 
 from common import states
 from common.models import DomainState, Result, Sync
-from common.store import actions, guests, hosts, migrations
+from common.store.hosts import hosts
+from common.store.servers import actions, guests, migrations
 from conductor import reports
 from tests.workflows.simulator import Cloud
 
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have said hello."""
+    """Its hosts have registered."""
     cloud.round()
     return cloud
 

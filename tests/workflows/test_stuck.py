@@ -8,9 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from common import errors, states
-from common.store import actions, doctor, schema, stuck
+from common.store import doctor, schema
+from common.store.servers import actions, stuck_actions
 from compute_agent.verbs import VERBS
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from conductor import lanes, retries, runner
 from tests.workflows.poison import change, poison
 from tests.workflows.scenarios import ask
@@ -19,7 +20,7 @@ from tests.workflows.simulator import Cloud
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """Its hosts have said hello."""
+    """Its hosts have registered."""
     cloud.round()
     return cloud
 
@@ -49,7 +50,7 @@ def renamed(cloud: Cloud) -> str:
 def test_what_cannot_be_understood_is_stuck_and_says_so(cloud: Cloud) -> None:
     server = renamed(cloud)
     row = until_stuck(cloud, server)
-    assert (row.failures, row.due_at, row.owner, row.lease_until) == (retries.TRIES, None, None, None)
+    assert (row.failures, row.due_at, row.owner, row.lease_until) == (retries.MAX_EXCEPTIONS, None, None, None)
     assert "stop has no step renamed_since in this release" in row.cause
     shown = cloud.show(server)
     assert (shown.vm_state, shown.task_state, shown.action) == (states.ACTIVE, states.POWERING_OFF, row.id)
@@ -83,42 +84,42 @@ def test_a_failure_now_and_then_is_none_that_repeats(cloud: Cloud, monkeypatch: 
         for _ in range(4):
             cloud.round()
             cloud.time.pass_by(2)
-        assert 1 < last(cloud, server).failures < retries.TRIES
+        assert 1 < last(cloud, server).failures < retries.MAX_EXCEPTIONS
     cloud.time.pass_by(60)
     cloud.settle()
     assert (last(cloud, server).state, last(cloud, server).failures, last(cloud, server).cause) == ("done", 0, None)
     assert cloud.findings() == []
 
 
-WHERE = [("place", "propose"), ("place", "apply"), ("networks", "outside"), ("networks", "apply"), ("build", "command"),
-         ("build", "done"), (None, "failed"), ("networks", "undo_outside"), ("place", "undo")]
+WHERE = [("place", "prepare"), ("place", "apply"), ("networks", "call"), ("networks", "apply"), ("build", "command"),
+         ("build", "on_result"), (None, "failed"), ("networks", "undo_call"), ("place", "undo")]
 
 
 @pytest.mark.parametrize(("step", "part", "way"), [
     (*where, way) for where in WHERE for way in ("retry", "abort", "settle", "delete")
-    if (where[1], way) != ("undo_outside", "abort")])
+    if (where[1], way) != ("undo_call", "abort")])
 def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None,
                                               part: str, way: str) -> None:
     """Wherever it is stuck. Who retries or aborts has mended what was wrong; the others need not."""
-    back = part in ("failed", "undo", "undo_outside")
+    back = part in ("failed", "undo", "undo_call")
     if back:
         for host in cloud.hosts.values():
-            host.driver.script["ensure_guest"] = [Fail("It broke.")]
+            host.driver.host.script["ensure_guest"] = [Fail("It broke.")]
     [server] = cloud.create()
     with monkeypatch.context() as patch:
         poison(patch, "create", step, part, [server])
         row = until_stuck(cloud, server)
         if way == "settle":
-            cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+            cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
             assert cloud.show(server).fault["message"] == "It was given up."
         if way in ("settle", "delete"):
             cloud.ask(server, "delete")
             cloud.settle()
     if way == "retry":
-        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+        cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         assert "stuck" not in str(cloud.show(server).fault)
     if way == "abort":
-        cloud.store.write(lambda tx: stuck.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+        cloud.store.write(lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None))
     cloud.time.pass_by(15)
     cloud.settle()
     ends = {"retry": states.ERROR if back else states.ACTIVE, "abort": states.ERROR}.get(way, states.DELETED)
@@ -133,11 +134,11 @@ def test_each_way_out_leaves_a_cloud_in_order(cloud: Cloud, monkeypatch: pytest.
 
 def test_an_undo_that_is_aborted_is_told_and_the_rest_is_undone(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     for host in cloud.hosts.values():
-        host.driver.script["ensure_guest"] = [Fail("It broke.")]
+        host.driver.host.script["ensure_guest"] = [Fail("It broke.")]
     [server] = cloud.create()
-    poison(monkeypatch, "create", "networks", "undo_outside", [server])
+    poison(monkeypatch, "create", "networks", "undo_call", [server])
     row = until_stuck(cloud, server)
-    cloud.store.write(lambda tx: stuck.abort(tx, row.id, "An operator has ended it.", lambda row: None))
+    cloud.store.write(lambda tx: stuck_actions.abort(tx, row.id, "An operator has ended it.", lambda row: None))
     cloud.settle()
     shown = cloud.show(server)
     assert (shown.vm_state, shown.host, cloud.domains(server)) == (states.ERROR, None, [])
@@ -153,19 +154,19 @@ def test_a_result_that_cannot_be_taken_in_ends_in_stuck_and_counts_when_it_can(
     """The guest is not made twice."""
     [server] = cloud.create(host="h1", forced=True, networks=[])
     with monkeypatch.context() as patch:
-        poison(patch, "create", "build", "done", [server])
+        poison(patch, "create", "build", "on_result", [server])
         row = until_stuck(cloud, server)
     assert (row.host, row.sent_at is None) == ("h1", False)
-    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     cloud.time.pass_by(5)
     cloud.settle()
     assert cloud.show(server).vm_state == states.ACTIVE
-    assert [call[0] for call in cloud.hosts["h1"].driver.calls].count("ensure_guest") == 1
+    assert [call[0] for call in cloud.hosts["h1"].driver.host.calls].count("ensure_guest") == 1
     assert cloud.findings() == []
 
 
-@pytest.mark.parametrize("way", [stuck.retry, lambda tx, key: stuck.settle(tx, key, "why"),
-                                 lambda tx, key: stuck.abort(tx, key, "why", lambda row: None)])
+@pytest.mark.parametrize("way", [stuck_actions.retry, lambda tx, key: stuck_actions.settle(tx, key, "why"),
+                                 lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None)])
 def test_a_way_out_is_for_what_is_stuck_and_holds_its_server(cloud: Cloud, way: Any) -> None:
     with pytest.raises(errors.NotFound):
         cloud.store.write(lambda tx: way(tx, "none"))
@@ -191,8 +192,8 @@ def test_what_no_conductor_takes_is_found_and_can_be_settled(cloud: Cloud) -> No
     cloud.time.pass_by(700)
     [finding] = cloud.store.read(doctor.check)
     assert finding.invariant == "overdue" and f"kilonova action settle {action}" in finding.text
-    assert [row.id for row in cloud.store.read(lambda tx: stuck.listed(tx, only_stuck=True))] == [action]
-    cloud.store.write(lambda tx: stuck.settle(tx, action, "It was given up."))
+    assert [row.id for row in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))] == [action]
+    cloud.store.write(lambda tx: stuck_actions.settle(tx, action, "It was given up."))
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.ERROR, [])
     cloud.ask(server, "os-stop")
     cloud.settle()
@@ -210,7 +211,7 @@ def test_the_fault_of_before_is_shown_again(cloud: Cloud) -> None:
         change(cloud, cloud.ask(server, "reboot", "HARD"), step="renamed_since")
         row = until_stuck(cloud, server)
         assert cloud.show(server).fault["before"] == old
-    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     assert cloud.show(server).fault == old
 
 
@@ -218,7 +219,7 @@ def test_a_server_that_is_gone_lets_its_action_be_settled(cloud: Cloud) -> None:
     server = renamed(cloud)
     row = until_stuck(cloud, server)
     cloud.store.write(lambda tx: tx.execute(sa.delete(schema.servers).where(schema.servers.c.id == server)))
-    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
     assert cloud.store.read(lambda tx: actions.show_by_id(tx, row.id)).state == "failed"
 
 
@@ -247,12 +248,12 @@ def test_a_verb_that_a_host_does_not_know_yet_waits_for_its_upgrade(cloud: Cloud
 
 def test_a_verb_that_a_host_never_learns_is_stuck(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     server = rescued_by_an_old_agent(cloud)
-    monkeypatch.setattr(retries, "REFUSALS", 12)        # as often as ten minutes have it, in less time
+    monkeypatch.setattr(retries, "MAX_REFUSALS", 12)        # as often as ten minutes have it, in less time
     row = until_stuck(cloud, server)
     assert row.failures == 12
     assert "Host h1 refuses it: its agent does not know rescue" in cloud.show(server).fault["message"]
     cloud.hosts["h1"].verbs = VERBS
-    cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+    cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
     cloud.time.pass_by(5)
     cloud.settle()
     assert (cloud.show(server).vm_state, cloud.findings()) == (states.RESCUED, [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common import states
-from common.store import actions, doctor, stuck
+from common.store import doctor
+from common.store.servers import actions, stuck_actions
 from conductor.workflows import WORKFLOWS
 from tests.workflows.moves import last
 from tests.workflows.poison import poison
@@ -13,7 +14,7 @@ from tests.workflows.scenarios import trial_of
 from tests.workflows.simulator import Cloud
 
 MOVING = [(name, step.name, part) for name in ("resize", "live_migrate", "revert_resize", "evacuate", "shelve")
-          for step in WORKFLOWS[name].steps for part in ("done", "apply", "outside") if getattr(step, part)]
+          for step in WORKFLOWS[name].steps for part in ("on_result", "apply", "call") if getattr(step, part)]
 
 
 @pytest.mark.slice("moves")
@@ -35,12 +36,12 @@ def test_a_move_that_is_stuck_anywhere_has_ways_out(cloud: Cloud, monkeypatch: p
             cloud.time.pass_by(10)
     row = last(cloud, trial.server)
     if way == "retry":
-        cloud.store.write(lambda tx: stuck.retry(tx, row.id))
+        cloud.store.write(lambda tx: stuck_actions.retry(tx, row.id))
         cloud.time.pass_by(5)
         cloud.settle()
         trial.has_ended()
         return
-    cloud.store.write(lambda tx: stuck.settle(tx, row.id, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.settle(tx, row.id, "It was given up."))
     cloud.settle()
     assert (cloud.show(trial.server).vm_state, cloud.store.read(doctor.check)) == (states.ERROR, [])
     cloud.ask(trial.server, "delete")

@@ -3,9 +3,9 @@
 
 ``check`` is what ``kilonova doctor`` prints and what the tests judge by. A finding means a defect of Kilonova, never
 something that an operator did, but for one: CPUs, pages or devices that were taken from a host's configuration while
-guests have them, which nothing else would tell; work that only an operator can bring on; and guests that are missing
-or not known, since a database was set back or an admin ended a live migration. What is merely old (debts, actions,
-pending cleanups) is in ``ages``.
+guests have them, which nothing else would tell; work that only an operator can bring on; notifications that no broker
+takes; and guests that are missing or not known, since a database was set back or an admin ended a live migration. What
+is merely old (debts, actions, pending cleanups) is in ``ages``.
 Run it by ``Store.snapshot``, which sees each transaction whole or not at all; by ``read`` only where nothing moves.
 Hosts and network service are asked at another moment: callers repeat a finding of ``compare`` before they believe it.
 """
@@ -19,16 +19,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import states
-from common.clock import SECOND
-from common.store import cleanups
-from common.store.actions import LIVE, STUCK
+from common.clock import SECOND, iso
 from common.store.doctor import placement
 from common.store.doctor.finding import Finding
 from common.store.engine import moment
-from common.store.guests import ABSENT, ARRIVING, HERE, KEPT
-from common.store.migrations import OPEN
-from common.store.schema import actions, guests, migrations, servers
-from common.store.stuck import overdue
+from common.store.neighbours import cleanups
+from common.store.notifications import outbox
+from common.store.schema import actions, guests, migrations, servers, share_mappings
+from common.store.servers.actions import LIVE, STUCK
+from common.store.servers.guests import ABSENT, ARRIVING, HERE, KEPT
+from common.store.servers.migrations import OPEN
+from common.store.servers.stuck_actions import overdue
 
 #: States of servers that have a guest where they are; one in ERROR may have none.
 _WITH_DOMAIN = (states.ACTIVE, states.STOPPED, states.PAUSED, states.SUSPENDED, states.RESCUED, states.RESIZED)
@@ -45,6 +46,7 @@ _RUNNING = sa.select(
     actions.c.id, actions.c.server_id, actions.c.fence, actions.c.state, actions.c.due_at, actions.c.workflow,
     actions.c.step, actions.c.cause, overdue().label("overdue")).where(actions.c.state.in_(LIVE))
 _HOLDING = sa.select(servers.c.action).where(servers.c.action.is_not(None))
+_SHARED = sa.select(share_mappings.c.server_id, sa.func.count().label("number")).group_by(share_mappings.c.server_id)
 _OWED = sa.select(guests).where(guests.c.wanted == ABSENT).order_by(guests.c.changed_at)
 _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.c.created_at)
 
@@ -55,7 +57,7 @@ def check(tx: Connection) -> list[Finding]:
     records = list(tx.execute(_RECORDS))
     moves = list(tx.execute(_MOVES, {"holders": sorted({row.holder for row in records if row.holder})}))
     findings = [*_guests(live, records), *_moves(live, records, moves), *_counted(live, moves), *_actions(tx, live),
-                *placement.check(tx, live, records, moves)]
+                *_shares(tx, live), *placement.check(tx, live, records, moves), *_notifications(tx)]
     return sorted(findings)
 
 
@@ -117,6 +119,16 @@ def _counted(live: Mapping[str, Row[Any]], moves: Sequence[Row[Any]]) -> Iterato
             yield Finding("counted", row.id, f"{counted} are counted for the quota, and it has or may get {wanted}")
 
 
+def _shares(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
+    """A server counts its shares, on which it depends what may be done with it; one that is gone has none."""
+    numbers = {row.server_id: row.number for row in tx.execute(_SHARED)}
+    for row in live.values():
+        if row.shares != numbers.get(row.id, 0):
+            yield Finding("shares", row.id, f"counts {row.shares} shares and has {numbers.get(row.id, 0)}")
+    for server in numbers.keys() - live.keys():
+        yield Finding("shares", server, "has shares and is gone")
+
+
 def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
     """A server is held by exactly the one action that is live, under the same fence."""
     running = {row.id: row for row in tx.execute(_RUNNING)}
@@ -141,6 +153,17 @@ def _actions(tx: Connection, live: Mapping[str, Row[Any]]) -> Iterator[Finding]:
         elif head.overdue:
             yield Finding("overdue", head.server_id, f"{head.workflow} is due at {head.step or 'its beginning'} and no "
                           f"conductor takes it. Start one of its release, or: kilonova action settle {head.id}")
+
+
+def _notifications(tx: Connection) -> Iterator[Finding]:
+    """The text is the same at the second look only if nothing went meanwhile."""
+    since = outbox.late(tx)
+    if since is not None:
+        yield Finding("notifications-sent", "outbox", f"none was sent since {iso(since)}, when the oldest was written: "
+                      "see the conductors' logs for the broker that takes none; start it, or correct "
+                      "[oslo_messaging_notifications] transport_url. A conductor whose [notifications] "
+                      "notification_format is none sends none. kilonova status counts what waits; beyond "
+                      "[notifications] outbox_limit the oldest are dropped")
 
 
 def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Finding]:

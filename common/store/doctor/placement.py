@@ -14,12 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from common import errors, hardware
-from common.models import Cell, Device, Fitting, Flavor
-from common.store import server_groups, services
+from common.models import Device, Flavor, HardwareAssignment, NumaNode
 from common.store.doctor.finding import Finding
-from common.store.guests import ABSENT
-from common.store.inventories import capacity
-from common.store.migrations import OPEN
+from common.store.hosts import services
+from common.store.placement.inventories import capacity
 from common.store.schema import (
     aggregate_hosts,
     aggregates,
@@ -31,6 +29,9 @@ from common.store.schema import (
     providers,
 )
 from common.store.schema import services as services_table
+from common.store.servers import server_groups
+from common.store.servers.guests import ABSENT
+from common.store.servers.migrations import OPEN
 from common.wire import from_wire
 
 # What is asked, made once: it is asked all the time where somebody watches a cloud.
@@ -56,7 +57,7 @@ def check(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[An
     that are open or hold something."""
     yield from _allocations(tx, live, records, moves)
     yield from _capacity(tx)
-    yield from _fittings(tx, live, records, _flavors_of_moves(moves))
+    yield from _assignments(tx, live, records, _flavors_of_moves(moves))
     yield from _groups(tx)
     yield from _hosts(tx)
 
@@ -138,70 +139,73 @@ def _capacity(tx: Connection) -> Iterator[Finding]:
 
 
 # --- the parts of hosts ---
-def _fittings(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], flavors: Flavors
+def _assignments(tx: Connection, live: Mapping[str, Row[Any]], records: Sequence[Row[Any]], flavors: Flavors
               ) -> Iterator[Finding]:
     """Who asked for parts of a host has them, and nobody else has the same."""
-    by_host: dict[str, list[tuple[str, Fitting]]] = defaultdict(list)
+    by_host: dict[str, list[tuple[str, HardwareAssignment]]] = defaultdict(list)
     for row in records:
-        if row.fitting is not None:
-            by_host[row.host].append((row.server_id, from_wire(Fitting, row.fitting)))
+        if row.assignment is not None:
+            by_host[row.host].append((row.server_id, from_wire(HardwareAssignment, row.assignment)))
         server = live.get(row.server_id) if row.wanted != ABSENT else None
-        if server is not None and (row.fitting is not None) != _needs_fitting(
+        if server is not None and (row.assignment is not None) != _needs_assignment(
                 server, flavors.get((server.id, row.host), server.flavor)):
-            yield Finding("fitting-exact", row.server_id, "has no parts of its host though it asks for some"
-                          if row.fitting is None else "holds parts of its host that it does not ask for")
+            yield Finding("assignment-exact", row.server_id, "has no parts of its host though it asks for some"
+                          if row.assignment is None else "holds parts of its host that it does not ask for")
     if not by_host:
         return
-    query = sa.select(hosts.c.name, hosts.c.cells, hosts.c.devices).where(hosts.c.name.in_(sorted(by_host)))
+    query = sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(sorted(by_host)))
     stock = {row.name: row for row in tx.execute(query)}
     for host, held in by_host.items():
         yield from _shared(host, held)
         if host in stock:
-            cells = {one.id: one for one in (from_wire(Cell, one) for one in stock[host].cells or ())}
+            numa_nodes = {one.id: one for one in (from_wire(NumaNode, one) for one in stock[host].numa_nodes or ())}
             devices = {from_wire(Device, one).address for one in stock[host].devices or ()}
-            yield from _beyond(host, held, cells, devices)
+            yield from _beyond(host, held, numa_nodes, devices)
 
 
-def _needs_fitting(server: Row[Any], flavor: dict[str, Any]) -> bool:
+def _needs_assignment(server: Row[Any], flavor: dict[str, Any]) -> bool:
     try:
-        return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_fitting
+        return hardware.hardware(from_wire(Flavor, flavor), _properties(server)).needs_assignment
     except errors.BadRequest:
         return False                # allocation-exact tells of it
 
 
-def _shared(host: str, held: Sequence[tuple[str, Fitting]]) -> Iterator[Finding]:
+def _shared(host: str, held: Sequence[tuple[str, HardwareAssignment]]) -> Iterator[Finding]:
     """No two guests hold one CPU or one device."""
     owners: dict[str, list[str]] = defaultdict(list)
-    for server, fitting in held:
-        for cell in fitting.cells:
-            for cpu in cell.pins.values():
+    for server, assignment in held:
+        for numa_node in assignment.numa_nodes:
+            for cpu in numa_node.pins.values():
                 owners[f"CPU {cpu}"].append(server)
-        for device in fitting.devices:
+        for device in assignment.devices:
             owners[f"device {device}"].append(server)
     for part, servers in sorted(owners.items()):
         if len(servers) > 1:
-            yield Finding("fitting-exact", host, f"{part} is held by {', '.join(sorted(servers))}")
+            yield Finding("assignment-exact", host, f"{part} is held by {', '.join(sorted(servers))}")
 
 
-def _beyond(host: str, held: Sequence[tuple[str, Fitting]], cells: Mapping[int, Cell], devices: set[str]
+def _beyond(host: str, held: Sequence[tuple[str, HardwareAssignment]], numa_nodes: Mapping[int, NumaNode],
+            devices: set[str]
             ) -> Iterator[Finding]:
     """What guests hold is there; a host whose configuration was cut under its guests shows here."""
     pages: Counter[tuple[int, int]] = Counter()
-    for server, fitting in held:
-        for cell in fitting.cells:
-            own = set(cells[cell.cell].pcpus) if cell.cell in cells else set()
-            if set(cell.pins.values()) - own:
-                yield Finding("fitting-exact", server, f"holds CPUs {sorted(set(cell.pins.values()) - own)} that cell "
-                                                       f"{cell.cell} of {host} does not give out")
-            if cell.page_kb:
-                pages[cell.cell, cell.page_kb] += cell.memory_mb * 1024 // cell.page_kb
-        gone = sorted(set(fitting.devices) - devices)
+    for server, assignment in held:
+        for numa_node in assignment.numa_nodes:
+            own = set(numa_nodes[numa_node.numa_node].pcpus) if numa_node.numa_node in numa_nodes else set()
+            if set(numa_node.pins.values()) - own:
+                yield Finding("assignment-exact", server,
+                              f"holds CPUs {sorted(set(numa_node.pins.values()) - own)} that NUMA node "
+                                                       f"{numa_node.numa_node} of {host} does not give out")
+            if numa_node.page_kb:
+                pages[numa_node.numa_node, numa_node.page_kb] += numa_node.memory_mb * 1024 // numa_node.page_kb
+        gone = sorted(set(assignment.devices) - devices)
         if gone:
-            yield Finding("fitting-exact", server, f"holds devices {gone} that {host} does not give out")
+            yield Finding("assignment-exact", server, f"holds devices {gone} that {host} does not give out")
     for (number, size), count in sorted(pages.items()):
-        there = cells[number].pages.get(str(size), 0) if number in cells else 0
+        there = numa_nodes[number].pages.get(str(size), 0) if number in numa_nodes else 0
         if count > there:
-            yield Finding("fitting-exact", host, f"{count} of {there} pages of {size} KiB in cell {number} are held")
+            yield Finding("assignment-exact", host,
+                          f"{count} of {there} pages of {size} KiB in NUMA node {number} are held")
 
 
 # --- what was promised of places, and what hosts say ---

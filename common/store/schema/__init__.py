@@ -11,6 +11,8 @@ from common.store.schema.hosts import (
     aggregate_hosts,
     aggregates,
     heartbeats,
+    host_action_events,
+    host_actions,
     host_images,
     host_keys,
     hosts,
@@ -27,7 +29,7 @@ from common.store.schema.placement import (
     resource_classes,
     traits,
 )
-from common.store.schema.servers import actions, console_tokens, events, guests, migrations, servers
+from common.store.schema.servers import actions, console_tokens, events, guests, migrations, servers, share_mappings
 from common.store.schema.tenants import (
     flavor_access,
     flavors,
@@ -41,7 +43,8 @@ from common.store.schema.tenants import (
 
 __all__ = [
     "Json", "actions", "aggregates", "aggregate_hosts", "allocations", "cleanups", "console_tokens", "consumers",
-    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_images", "host_keys", "hosts",
+    "events", "flavor_access", "flavors", "guests", "heartbeats", "host_action_events",
+    "host_actions", "host_images", "host_keys", "hosts",
     "idempotency_keys", "inventories", "keypairs", "leases", "metadata", "migrations", "notifications", "projects",
     "provider_aggregates", "provider_traits", "providers", "quotas", "resource_classes", "server_group_members",
-    "server_groups", "servers", "services", "traits"]
+    "server_groups", "servers", "services", "share_mappings", "traits"]

@@ -9,9 +9,9 @@ from common.store.schema.columns import NUMBERED, Json, metadata, time_column, u
 cleanups = Table(
     "cleanups", metadata,
     Column("id", Integer, primary_key=True),
-    Column("kind", String(16), nullable=False),               # port, ports, binding, image, backups
+    Column("kind", String(16), nullable=False),               # port, ports, binding, image, backups, share
     Column("target", String(64), nullable=False),             # id of what it is about, at the neighbour
-    Column("place", String(255), nullable=False),             # host that the server has left, type of backups, ""
+    Column("place", String(255), nullable=False),             # host that was left, type of backups, address, ""
     Column("args", Json, nullable=False),                     # what else the cleanup must know
     uuid_column("server_id", nullable=False),
     Column("project_id", String(64), nullable=False),

@@ -42,12 +42,12 @@ hosts = Table(
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
     # added by 0004
-    Column("cells", Json),                                    # list of models.Cell
+    Column("numa_nodes", Json),                                    # list of models.NumaNode
     Column("devices", Json),                                  # list of models.Device
     Column("facts", Json),                                    # what filters may ask of a host
     Column("metrics", Json),                                  # name -> number, newest report
     time_column("metrics_at"),
-    Column("told", BigInteger, nullable=False, server_default="0"))     # 0010: newest exchange that told its state
+    Column("newest_exchange", BigInteger, nullable=False, server_default="0"))     # 0010: that reported its state
 
 host_images = Table(                                          # 0004: images that hosts shall fetch ahead
     "host_images", metadata,
@@ -64,6 +64,37 @@ host_keys = Table(                                            # 0014: which keys
     Column("generation", BigInteger, nullable=False),
     time_column("previous_until"),                            # the generation before counts so long
     time_column("changed_at", nullable=False))
+
+host_actions = Table(                                         # 0018: drains and evacuations of hosts
+    "host_actions", metadata,
+    uuid_column("id", primary_key=True),
+    Column("host", String(255), nullable=False),
+    Column("open_host", String(255), unique=True),            # the host while the action is open, else NULL
+    Column("name", String(16), nullable=False),               # host_actions.Name
+    Column("state", String(16), nullable=False),              # host_actions.State
+    Column("args", Json, nullable=False),                     # host_actions.Arguments
+    Column("progress", Json, nullable=False),                 # host_actions.Progress
+    Column("message", Text, nullable=False),                  # how it ended, and what to do next
+    Column("user_id", String(64), nullable=False),
+    Column("project_id", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("locked_by", String(255)),                         # the conductor that carries it out
+    time_column("locked_until", nullable=False),
+    Column("next_seq", BigInteger, nullable=False),           # of its next event
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    time_column("finished_at"),
+    Index("ix_host_actions_host_created_at", "host", "created_at"))
+
+host_action_events = Table(                                   # 0018: the journal of each
+    "host_action_events", metadata,
+    uuid_column("action_id", primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("event", String(16), nullable=False),              # host_actions.EventName
+    uuid_column("server_id"),                                 # the server that it is about, if any
+    uuid_column("migration"),                                 # the move that it is about, if any
+    Column("message", Text, nullable=False),
+    time_column("at", nullable=False))
 
 aggregates = Table(
     "aggregates", metadata,

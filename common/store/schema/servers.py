@@ -2,7 +2,7 @@
 """Servers, what is done to them, where their guests are, and who may see their consoles."""
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, UniqueConstraint
 
 from common.store.schema.columns import NUMBERED, Json, LongText, metadata, time_column, uuid_column
 
@@ -67,6 +67,7 @@ servers = Table(
     Column("interfaces", Json),                               # of models.Interface; NULL: none
     Column("password", Text),                                 # what the guest posted, encrypted by its owner's key
     Column("disks", Json),                                    # 0012: asked for beside its root disk; see local_disks
+    Column("shares", Integer, nullable=False, server_default="0"),          # 0015: rows of share_mappings
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
     Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_quota", "project_id", "deleted", "user_id", "vcpus", "memory_mb"),
@@ -136,7 +137,7 @@ guests = Table(
     Column("may_run", Boolean, nullable=False),
     time_column("changed_at", nullable=False),
     time_column("sent_at"),                                         # of the last command to remove it
-    Column("fitting", Json),                                  # 0004: models.Fitting; NULL: nothing of its own
+    Column("assignment", Json),                              # 0004: models.HardwareAssignment; NULL: nothing of its own
     # added by 0005
     uuid_column("holder"),                                    # migration that has its allocation; NULL: the server
     Column("keeps_files", Boolean, nullable=False, server_default="0"),     # another host's guest has them
@@ -159,7 +160,7 @@ migrations = Table(
     Column("old_flavor", Json, nullable=False),
     Column("new_flavor", Json, nullable=False),
     Column("was", String(32), nullable=False),                # the server's vm_state before
-    Column("wish", String(16)),                               # abort, complete
+    Column("requested_control", String(16)),                  # models.Control
     Column("progress", Json),                                 # bytes: memory_total, memory_processed …
     time_column("created_at", nullable=False),
     time_column("updated_at", nullable=False),
@@ -168,6 +169,22 @@ migrations = Table(
     Index("ix_migrations_action", "action_id"),               # 0008
     Index("ix_migrations_page", "created_at", "id"),
     Index("ix_migrations_project", "project_id", "created_at"), **NUMBERED)
+
+# --- shares of servers (0015) ---
+share_mappings = Table(
+    "share_mappings", metadata,
+    uuid_column("uuid", primary_key=True),
+    uuid_column("server_id", nullable=False),
+    uuid_column("share_id", nullable=False),
+    Column("tag", String(255), nullable=False),               # by which the guest mounts it
+    Column("status", String(16), nullable=False),             # attaching, inactive, detaching, error
+    Column("protocol", String(16), nullable=False),           # as the share service says: NFS
+    Column("export_location", Text, nullable=False),
+    Column("access_to", String(64), nullable=False),          # address of the server's host, which may mount it
+    time_column("created_at", nullable=False),
+    time_column("updated_at", nullable=False),
+    UniqueConstraint("server_id", "share_id"), UniqueConstraint("server_id", "tag"),
+    Index("ix_share_mappings_share", "share_id", "access_to"))
 
 # --- consoles (0003) ---
 console_tokens = Table(
@@ -182,4 +199,6 @@ console_tokens = Table(
     time_column("created_at", nullable=False),
     time_column("expires_at", nullable=False, index=True),
     time_column("used_at"),
+    Column("caller", LongText),                               # 0016: the user's own token, sealed
+    Column("browser", String(64)),                            # 0016: SHA-256 of its cookie; NULL: any, or a program
     Index("ix_console_tokens_server", "server_id"))

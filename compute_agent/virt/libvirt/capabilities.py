@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt's capabilities say of the host: its processor, its NUMA cells, which guests it runs. Pure functions.
+"""What libvirt's capabilities say of the host: its processor, its NUMA nodes, which guests it runs. Pure functions.
 
-Called by ``virt.libvirt.host``. Must stay true: cells are what the claim gives out piece by piece, so the same host
-in the same state is always described alike, in the order of its numbers.
+Called by ``virt.libvirt.host``. Must stay true: NUMA nodes are what the claim gives out piece by piece, so the same
+host in the same state is always described alike, in the order of its numbers.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from common.models import JSON, Cell
+from common.models import JSON, NumaNode
 from compute_agent.cpu_sets import CpuSets, parse
 
+#: A user and a group in numbers.
+LABEL = re.compile(r"\+(\d+):\+(\d+)")
 #: Kinds of domains that we define, as supported_instances calls their hypervisor.
 KINDS = ("kvm", "qemu", "test")
 #: Bytes of libvirt's units of memory.
@@ -76,6 +79,14 @@ def offered(domain_capabilities: str, device: str, what: str) -> set[str]:
     return {value.text or "" for value in found}
 
 
+def memory_sources(domain_capabilities: str) -> set[str]:
+    """What can lie under the memory of guests."""
+    if not domain_capabilities:
+        return set()
+    found = ElementTree.fromstring(domain_capabilities).iterfind("memoryBacking/enum[@name='sourceType']/value")
+    return {value.text or "" for value in found}
+
+
 def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
     """[architecture, hypervisor, mode] of the guests that this host runs; kvm only where guests run under it."""
     runs = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
@@ -87,18 +98,26 @@ def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
     return [list(one) for one in sorted(found)]
 
 
-def cells(capabilities: str, cpus: CpuSets) -> list[Cell]:
-    """The NUMA cells, with the CPUs and pages of each."""
+def guests_user(capabilities: str) -> tuple[int, int] | None:
+    """The numbers of the user and group that guests' processes run as, where libvirt says them: "+64055:+110"."""
+    for model in ElementTree.fromstring(capabilities).iterfind("host/secmodel"):
+        if model.findtext("model") == "dac" and (found := LABEL.fullmatch(model.findtext("baselabel", ""))):
+            return int(found[1]), int(found[2])
+    return None
+
+
+def numa_nodes(capabilities: str, cpus: CpuSets) -> list[NumaNode]:
+    """The NUMA nodes, with the CPUs and pages of each."""
     host = ElementTree.fromstring(capabilities).find("host")
-    return [] if host is None else [_cell(element, cpus) for element in host.iterfind("topology/cells/cell")]
+    return [] if host is None else [_numa_node(element, cpus) for element in host.iterfind("topology/cells/cell")]
 
 
-def _cell(element: Element, cpus: CpuSets) -> Cell:
+def _numa_node(element: Element, cpus: CpuSets) -> NumaNode:
     here = {int(cpu.get("id", "")): cpu.get("siblings", cpu.get("id", "")) for cpu in element.iterfind("cpus/cpu")}
     shared, dedicated = cpus.split(here)
     pages = {str(_size(page, "size") >> 10): int(page.text or 0) for page in element.iterfind("pages")}
     memory = element.find("memory")
-    return Cell(int(element.get("id", "")), shared, dedicated, 0 if memory is None else _memory_mb(memory),
+    return NumaNode(int(element.get("id", "")), shared, dedicated, 0 if memory is None else _memory_mb(memory),
                 _siblings(here.values()), {size: number for size, number in pages.items() if number})
 
 

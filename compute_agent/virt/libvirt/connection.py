@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to libvirt: the only module that imports it.
 
-Called by the other modules here, which do their work on a domain through ``Connection.on``. Opens when first needed
-and again after libvirtd went away, keeps alive, translates errors, and turns libvirt's events into calls of the
-watcher. libvirt wants one thread that turns its event loop; watchers are called from another, so that they may ask
-libvirt questions.
-Must stay true: VerbFailed is raised only while libvirtd answers; when it does not, errors.NoAnswer is.
+The other modules here work on a domain through ``Connection.on``. The connection is opened when it is first needed, and
+again after libvirtd went away. It is kept alive, translates errors, and calls watchers for libvirt's events. libvirt
+needs one thread for its event loop; watchers are called from another thread, so that they may call libvirt.
+Must stay true: VerbFailed is raised only while libvirtd answers, errors.NoAnswer when it does not.
 """
 from __future__ import annotations
 
@@ -35,10 +34,19 @@ from compute_agent.virt.driver import (
 )
 from compute_agent.virt.interfaces import no_bridge
 from compute_agent.virt.libvirt import interface_xml
-from compute_agent.virt.libvirt.domain_xml import NAMESPACE, PREFIX, Marks, domain_name, metadata, read_metadata
+from compute_agent.virt.libvirt.domain_xml import (
+    NAMESPACE,
+    PREFIX,
+    DomainMetadata,
+    domain_name,
+    metadata,
+    read_metadata,
+)
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
+#: What libvirt reports of a job, by its names (virDomainGetJobStats).
+JobStats = dict[str, int | str | bool]
 
 #: libvirt's states in the API's numbers. A domain that is shutting down still runs.
 POWER_STATES = {
@@ -52,44 +60,49 @@ POWER_STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: SUSPENDED,
 }
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT, REOPEN_SECONDS = 5, 3, 1.0
-UNDEFINE = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+UNDEFINE_FLAGS = (libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
             | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
-#: The domain changed its state between our look and our call: what we wanted has happened already.
-OVERTAKEN = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
-#: The hypervisor cannot do it at all, as libvirt's mock-up often cannot.
-UNSUPPORTED = (libvirt.VIR_ERR_NO_SUPPORT,)
+#: The domain changed its state between our look and our call: there is nothing left to do.
+STATE_CHANGED_ERRORS = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
+#: The hypervisor does not support the call; libvirt's test driver often does not.
+NO_SUPPORT_ERRORS = (libvirt.VIR_ERR_NO_SUPPORT,)
 #: The guest's agent is not there, or does not answer in its time.
-AGENT_AWAY = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED, libvirt.VIR_ERR_OPERATION_INVALID)
+AGENT_UNRESPONSIVE_ERRORS = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED,
+                             libvirt.VIR_ERR_OPERATION_INVALID)
 #: Flags and numbers of libvirt that the modules beside this one hand to ``on``.
 SAVE_RUNNING = libvirt.VIR_DOMAIN_SAVE_RUNNING
-LIVE, STORED = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
-EXPAND_FEATURES = libvirt.VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES
-NO_JOB, LAST_JOB = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
-LEAVES, IS_SAVED = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT, libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE
+AFFECT_LIVE, AFFECT_CONFIG = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+BASELINE_CPU_EXPAND_FEATURES = libvirt.VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES
+JOB_NONE, JOB_STATS_COMPLETED = libvirt.VIR_DOMAIN_JOB_NONE, libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
+JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE = (
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE,
+)
 #: A migration: between the two libvirtds, so that it outlives the agent; afterwards the domain is there and not here.
-MOVE = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_PERSIST_DEST
+MIGRATE_FLAGS = (libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_PERSIST_DEST
         | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE)
-MOVE_DISKS, MOVE_UNCHECKED = libvirt.VIR_MIGRATE_NON_SHARED_INC, libvirt.VIR_MIGRATE_UNSAFE
-MOVE_CONVERGING, MOVE_POST_COPY = libvirt.VIR_MIGRATE_AUTO_CONVERGE, libvirt.VIR_MIGRATE_POSTCOPY
-MOVE_ENCRYPTED = libvirt.VIR_MIGRATE_TLS
+MIGRATE_NON_SHARED_INC, MIGRATE_UNSAFE = libvirt.VIR_MIGRATE_NON_SHARED_INC, libvirt.VIR_MIGRATE_UNSAFE
+MIGRATE_AUTO_CONVERGE, MIGRATE_POSTCOPY = libvirt.VIR_MIGRATE_AUTO_CONVERGE, libvirt.VIR_MIGRATE_POSTCOPY
+MIGRATE_TLS = libvirt.VIR_MIGRATE_TLS
 #: Its parameters.
-TO_ADDRESS, TO_BECOME, TO_BE_STORED = (libvirt.VIR_MIGRATE_PARAM_URI, libvirt.VIR_MIGRATE_PARAM_DEST_XML,
+PARAM_URI, PARAM_DEST_XML, PARAM_PERSIST_XML = (libvirt.VIR_MIGRATE_PARAM_URI, libvirt.VIR_MIGRATE_PARAM_DEST_XML,
                                        libvirt.VIR_MIGRATE_PARAM_PERSIST_XML)
-OF_DISKS, AT_MOST, AFTERWARDS_AT_MOST = (libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH,
+PARAM_MIGRATE_DISKS, PARAM_BANDWIDTH, PARAM_BANDWIDTH_POSTCOPY = (libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS,
+                                                                  libvirt.VIR_MIGRATE_PARAM_BANDWIDTH,
                                          libvirt.VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on. ``arriving``: it
-    is still another host's, from which its memory comes. ``torn``: it goes on at another host, which lacks memory that
-    is here."""
+class GuestDomain:
+    """A domain that carries our metadata; ``saved``: its memory is saved, it is off and can go on. ``is_incoming``: it
+    is still another host's, from which its memory comes. ``postcopy_failed``: it goes on at another host, which lacks
+    memory that is here."""
 
-    marks: Marks
+    marks: DomainMetadata
     power_state: int
     saved: bool = False
-    arriving: bool = False
-    torn: bool = False
+    is_incoming: bool = False
+    postcopy_failed: bool = False
 
     @property
     def server(self) -> str:
@@ -117,19 +130,19 @@ class Connection:
         self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._watchers: list[Callable[[str], None]] = []
         #: Server -> what libvirt told at the end of its migration.
-        self._ended_jobs: dict[str, dict[str, Any]] = {}
-        _turn_event_loop()
+        self._ended_jobs: dict[str, JobStats] = {}
+        _start_event_loop()
 
     def ask(self, what: str, work: Callable[[Any], Answer]) -> Answer:
-        """Do ``work`` with the connection itself, which describes the host."""
+        """Do ``work`` with the connection itself."""
         return self._call(what, work)
 
-    def domains(self) -> list[Found]:
+    def domains(self) -> list[GuestDomain]:
         """All domains of ours."""
         found = self._call("list its guests", lambda connection: [_found(d) for d in connection.listAllDomains()])
         return [domain for domain in found if domain]
 
-    def find(self, server: str) -> Found | None:
+    def find(self, server: str) -> GuestDomain | None:
         """The server's domain, None when there is none."""
         return self.on(server, "look for the guest", _found)
 
@@ -142,7 +155,7 @@ class Connection:
         def create(domain: Any) -> None:
             if domain.isActive():
                 return
-            with _needing(domain.XMLDesc(0)):
+            with _bridges_of(domain.XMLDesc(0)):
                 _start_paused(domain) if paused else domain.create()
         self.on(server, "start the guest", create)
 
@@ -150,27 +163,27 @@ class Connection:
         """Move the guest to the libvirtd at ``uri``; lasts until it is there. NoBridge when one that it needs there is
         missing."""
         def migrate(domain: Any) -> None:
-            with _needing(parameters[TO_BECOME]):
+            with _bridges_of(parameters[PARAM_DEST_XML]):
                 domain.migrateToURI3(uri, parameters, flags)
         self.on(server, "move the guest", migrate)
 
-    def take_ended_job(self, server: str) -> dict[str, Any]:
+    def take_ended_job(self, server: str) -> JobStats:
         """What libvirt told at the end of the guest's last migration from here, once; empty when it told nothing."""
         return self._ended_jobs.pop(server, {})
 
     def attach(self, server: str, interface: str, flags: int) -> None:
         """Plug an interface into what ``flags`` says: LIVE, STORED or both. NoBridge when its bridge is missing."""
         def plug(domain: Any) -> None:
-            with _needing(interface):
+            with _bridges_of(interface):
                 domain.attachDeviceFlags(interface, flags)
         self.on(server, "plug in the interface", plug)
 
     def pause(self, server: str) -> None:
         """Stop the CPUs; the memory stays."""
-        self.on(server, "pause the guest", lambda domain: domain.suspend(), OVERTAKEN)
+        self.on(server, "pause the guest", lambda domain: domain.suspend(), STATE_CHANGED_ERRORS)
 
     def resume(self, server: str) -> None:
-        self.on(server, "resume the guest", lambda domain: domain.resume(), OVERTAKEN)
+        self.on(server, "resume the guest", lambda domain: domain.resume(), STATE_CHANGED_ERRORS)
 
     def open_screen(self, server: str) -> socket.socket:
         """A connection to the VNC server of the guest, handed over by QEMU: it listens nowhere."""
@@ -181,18 +194,19 @@ class Connection:
 
     def press_power_button(self, server: str) -> None:
         """ACPI; the guest may take its time, or ignore it."""
-        self.on(server, "ask the guest to power off", lambda domain: domain.shutdown(), OVERTAKEN)
+        self.on(server, "ask the guest to power off", lambda domain: domain.shutdown(), STATE_CHANGED_ERRORS)
 
     def destroy(self, server: str) -> None:
-        """Pull the plug. Nothing runs afterwards."""
-        self.on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None, OVERTAKEN)
+        """Destroy the domain, if it is active."""
+        self.on(server, "stop the guest", lambda domain: domain.destroy() if domain.isActive() else None,
+                STATE_CHANGED_ERRORS)
 
     def undefine(self, server: str) -> None:
-        """Forget the domain; nothing happens when there is none."""
+        """Undefine the domain, if there is one."""
         self.on(server, "remove the guest", _undefine)
 
     def drop_saved(self, server: str) -> None:
-        """Forget the saved memory, if there is any."""
+        """Remove the saved memory, if there is any."""
         self.on(server, "remove the guest's saved memory",
                 lambda domain: domain.managedSaveRemove(0) if domain.hasManagedSaveImage(0) else None)
 
@@ -203,7 +217,7 @@ class Connection:
         return self.on(server, "describe the guest", lambda domain: str(domain.XMLDesc(flags))) or ""
 
     def mark(self, server: str, **changed: Any) -> None:
-        """Change our marks in the stored definition, and in the running one."""
+        """Change our metadata in the stored definition, and in the running domain."""
         def write(domain: Any) -> None:
             known = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
             flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -216,7 +230,7 @@ class Connection:
         """Call ``changed(server)`` whenever a domain's state changed, and for all after a reconnect."""
         self._watchers.append(changed)
         if len(self._watchers) == 1:
-            threading.Thread(target=self._tell, name="libvirt-watch", daemon=True).start()
+            threading.Thread(target=self._notify_watchers, name="libvirt-watch", daemon=True).start()
             self._events.put(None)
 
     def close(self) -> None:
@@ -230,7 +244,7 @@ class Connection:
                 LOG.debug("libvirt was gone already: %s", error)
 
     def on(self, server: str, what: str, work: Callable[[Any], Answer],
-            overtaken: tuple[int, ...] = ()) -> Answer | None:
+            ignored: tuple[int, ...] = ()) -> Answer | None:
         """Do ``work`` with the server's domain; None when there is no domain or the error says it is done."""
         def look_and_work(connection: Any) -> Answer | None:
             try:
@@ -242,7 +256,7 @@ class Connection:
             try:
                 return work(domain)
             except libvirt.libvirtError as error:
-                if error.get_error_code() in overtaken:
+                if error.get_error_code() in ignored:
                     return None
                 raise
         return self._call(what, look_and_work)
@@ -255,7 +269,8 @@ class Connection:
             if not _is_alive(connection):
                 self._lost(connection)
                 raise errors.NoAnswer(f"libvirt went away while it was asked to {what}.") from error
-            raise VerbFailed(f"The hypervisor could not {what}.", details=str(error), retryable=True) from error
+            raise VerbFailed(f"The hypervisor could not {what}; try again.", details=str(error),
+                             retryable=True) from error
 
     def _connected(self) -> Any:
         with self._lock:
@@ -293,11 +308,11 @@ class Connection:
         if domain.name() == domain_name(server):
             self._events.put(server)
 
-    def _job_ended(self, connection: Any, domain: Any, told: dict[str, Any], opaque: Any) -> None:
-        if told.get("operation") == LEAVES:
-            self._ended_jobs[domain.UUIDString()] = told
+    def _job_ended(self, connection: Any, domain: Any, stats: JobStats, opaque: Any) -> None:
+        if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT:
+            self._ended_jobs[domain.UUIDString()] = stats
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         """The watchers' thread: events one by one; after a loss it reconnects and tells of all domains."""
         while True:
             server = self._events.get()
@@ -315,15 +330,15 @@ class Connection:
                     watcher(changed)
 
 
-def _found(domain: Any) -> Found | None:
+def _found(domain: Any) -> GuestDomain | None:
     """None for a domain that is not ours or has just gone."""
     try:
         state, reason = domain.state()
         marks = read_metadata(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE, 0))
         saved = state == libvirt.VIR_DOMAIN_SHUTOFF and bool(domain.hasManagedSaveImage(0))
         # What we start is defined first; what comes from elsewhere is defined when all of it is here.
-        torn = (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED)
-        arriving = state == libvirt.VIR_DOMAIN_PAUSED and not domain.isPersistent()
+        postcopy_failed = (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED)
+        is_incoming = state == libvirt.VIR_DOMAIN_PAUSED and not domain.isPersistent()
     except libvirt.libvirtError as error:
         if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
             return None
@@ -331,11 +346,11 @@ def _found(domain: Any) -> Found | None:
     except ValueError as error:
         LOG.warning("%s", error)
         return None
-    return Found(marks, POWER_STATES.get(state, NOSTATE), saved, arriving, torn)
+    return GuestDomain(marks, POWER_STATES.get(state, NOSTATE), saved, is_incoming, postcopy_failed)
 
 
 @contextlib.contextmanager
-def _needing(described: str) -> Iterator[None]:
+def _bridges_of(described: str) -> Iterator[None]:
     """Raises NoBridge in place of libvirt's error about a bridge of what is described."""
     try:
         yield
@@ -358,7 +373,7 @@ def _start_paused(domain: Any) -> None:
 
 def _undefine(domain: Any) -> None:
     try:
-        domain.undefineFlags(UNDEFINE)
+        domain.undefineFlags(UNDEFINE_FLAGS)
     except libvirt.libvirtError as error:
         if error.get_error_code() in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_NO_SUPPORT):
             domain.undefine()
@@ -374,13 +389,13 @@ def _is_alive(connection: Any) -> bool:
 
 
 @functools.cache
-def _turn_event_loop() -> None:
+def _start_event_loop() -> None:
     """Once in a process, before the first connection is opened."""
-    def turn() -> None:
+    def run_loop() -> None:
         while True:
             libvirt.virEventRunDefaultImpl()
 
     # Errors reach us as exceptions; libvirt would print them to stderr as well.
     libvirt.registerErrorHandler(lambda context, error: None, None)
     libvirt.virEventRegisterDefaultImpl()
-    threading.Thread(target=turn, name="libvirt-events", daemon=True).start()
+    threading.Thread(target=run_loop, name="libvirt-events", daemon=True).start()

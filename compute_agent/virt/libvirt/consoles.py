@@ -13,13 +13,13 @@ from pathlib import Path
 from compute_agent.virt.driver import VerbFailed
 from compute_agent.virt.libvirt.domain_xml import SERIAL_SOCKETS
 
-LONGEST_PATH, LENGTH_OF_ID = 107, 36
-CONNECT_SECONDS = 5.0
+MAX_PATH_BYTES, ID_BYTES = 107, 36
+CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 def check_length(instances: Path) -> None:
     """Raises ValueError when the servers' folders below ``instances`` are too deep for a socket."""
-    excess = len(bytes(instances)) + LENGTH_OF_ID + max(map(len, SERIAL_SOCKETS)) + 2 - LONGEST_PATH
+    excess = len(bytes(instances)) + ID_BYTES + max(map(len, SERIAL_SOCKETS)) + 2 - MAX_PATH_BYTES
     if excess > 0:
         raise ValueError(f"state_dir {instances.parent} is too long by {excess} letters: the sockets of guests stand "
                          "below it; take a shorter folder")
@@ -28,7 +28,7 @@ def check_length(instances: Path) -> None:
 def open_serial(path: str) -> socket.socket:
     """A connection to the serial console of the guest that runs, whose socket is there. VerbFailed when it has none."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.settimeout(CONNECT_SECONDS)
+    found.settimeout(CONNECT_TIMEOUT_SECONDS)
     try:
         found.connect(path)
     except OSError as error:

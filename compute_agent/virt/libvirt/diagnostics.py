@@ -23,8 +23,8 @@ NIC_COUNTERS = ("rx_octets", "rx_packets", "rx_errors", "rx_drop", "tx_octets", 
 def of(libvirt: Connection, server: str, config_drive: str) -> dict[str, Any]:
     """VerbFailed when the server does not run. ``config_drive`` is the file that would be one."""
     found = power.find_active(libvirt, server)
-    told = libvirt.on(server, "tell the guest's counters", _ask)
-    root, (_, maximum, used, cpus, _), times, disks, nics = told or (Element("domain"), (0, 0, 0, 0, 0), [], [], [])
+    counters = libvirt.on(server, "read the guest's counters", _read_counters)
+    root, (_, maximum, used, cpus, _), times, disks, nics = counters or (Element("domain"), (0, 0, 0, 0, 0), [], [], [])
     sources = {source.get("file") for source in root.iterfind("devices/disk/source")}
     return {
         "state": STATES.get(found.power_state, "running"), "driver": "libvirt", "hypervisor": root.get("type"),
@@ -35,7 +35,7 @@ def of(libvirt: Connection, server: str, config_drive: str) -> dict[str, Any]:
         "disk_details": disks, "nic_details": nics}
 
 
-def _ask(domain: Any) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], list[dict[str, Any]],
+def _read_counters(domain: Any) -> tuple[Element, tuple[int, ...], list[tuple[int, int]], list[dict[str, Any]],
                                list[dict[str, Any]]]:
     root = ElementTree.fromstring(domain.XMLDesc(0))
     times = [(number, spent) for number, _, spent, *_ in domain.vcpus()[0]]

@@ -1,45 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a server: a qcow2 overlay on its image, and the only place that runs qemu-img.
+"""The disks of a server: a qcow2 overlay on its image.
 
-Called by ``guests``, ``moves``, ``arrivals``, ``snapshots`` and ``local_disks``, whose disks stand on nothing. The
-server's folder holds a hard link to the cached image, named by its content (``bases``), and the overlay ``disk`` on it,
-whose header names that link. qemu-img is told every format and size, never opens the image itself, has limits on memory
-and CPU, and dies with the agent; it writes ``disk.part``, which is renamed when it is whole.
-Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again; what lies under it is what its
-header says, never what a request says.
+Called by ``guests``, ``cold_migration``, ``incoming_migration``, ``snapshots`` and ``local_disks``, whose disks stand
+on nothing. The server's folder holds a hard link to the cached image, named by its content (``backing_files``), and the
+overlay ``disk`` on it, whose header names that link. What is made is ``disk.part``, which is renamed when it is whole;
+``qemu_img`` makes it. Must stay true: a file named ``disk`` is complete, and only a rebuild makes it again; what lies
+under it is what its header says, never what a request says.
 """
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import os
-import re
-import select
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
 
+from common.command_progress import CommandPhase
+from compute_agent.sandbox import client
 from compute_agent.transfer import sparse
-from compute_agent.virt.driver import Cancelled, Run, VerbFailed
-from compute_agent.virt.libvirt import bases, qcow2
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.libvirt import backing_files, inspection, qcow2, qemu_img
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.images import GIBIBYTE, Cached
+from compute_agent.virt.libvirt.images import GIBIBYTE, CachedImage
 
 LIMITS = ("prlimit", "--as=2147483648", "--cpu=60", "setpriv", "--pdeathsig", "KILL", "--")
-#: A large disk takes its time to copy; it is followed and can be cancelled.
-PATIENT_LIMITS = ("prlimit", "--as=2147483648", *LIMITS[3:])
-PERCENT = re.compile(rb"\((\d+)\.\d+/100%\)")
-SECONDS = 120
+PROGRAM_TIMEOUT_SECONDS = 120
 #: The server's own disk, the first of its disks.
-OWN = "disk"
+ROOT_DISK = "disk"
 #: The end of a file's name as long as it is made.
 PART = ".part"
 
 
-def make(folder: Path, image: Cached | None, root_gb: int, name: str = OWN) -> Disk:
+def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT_DISK) -> Disk:
     """The server's disk ``name`` of ``root_gb`` GiB (0: as large as the image), made unless it exists.
 
     VerbFailed (another host may do) when it cannot be written, or when one is there that was made of something else.
@@ -50,20 +44,20 @@ def make(folder: Path, image: Cached | None, root_gb: int, name: str = OWN) -> D
         adopt(made)
         return made
     there = existing(folder, name)
-    if there != made and not (there.base and there.base.name == bases.UNNAMED):
+    if there != made and not (there.base and there.base.name == backing_files.UNNAMED):
         raise VerbFailed("The host has another disk of the server already.", retryable=True,
                          details=f"{there.path} stands on {there.base}; it is not removed, see what it holds")
     return there
 
 
-def planned(folder: Path, image: Cached | None, name: str = OWN) -> Disk:
+def planned(folder: Path, image: CachedImage | None, name: str = ROOT_DISK) -> Disk:
     """The disk of that name as it is when it is made of this image; None: one without a base."""
     if image is None:
         return Disk(folder / name)
-    return Disk(folder / name, bases.named(folder / image.path.name, name), image.format)
+    return Disk(folder / name, backing_files.named(folder / image.path.name, name), image.format)
 
 
-def existing(folder: Path, name: str = OWN) -> Disk:
+def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
     """The disk of that name with its base, as its header says. VerbFailed when its files are not here, or when the
     header names another file."""
     path = folder / name
@@ -76,8 +70,10 @@ def existing(folder: Path, name: str = OWN) -> Disk:
     return Disk(path, base, known.backing_format or "qcow2")
 
 
-def verify(disk: Disk, run: Run) -> None:
+def verify(disk: Disk, context: VerbContext) -> None:
     """VerbFailed unless the disk stands on this base by its own header, and the base holds what its name says."""
+    with contextlib.suppress(FileNotFoundError):
+        client.take_back(disk.path)
     found = existing(disk.path.parent, disk.path.name)
     if found != disk:
         raise VerbFailed("What lies under the server's disk is not what the disk was made on; the server is not "
@@ -85,10 +81,10 @@ def verify(disk: Disk, run: Run) -> None:
                                              f"{disk.base} ({disk.base_format}); rebuild the server, or define its "
                                              "domain as the disk says")
     if disk.base:
-        bases.verify(disk.base, run)
+        backing_files.verify(disk.base, context)
 
 
-def prepare(disk: Disk, image: Cached | None, root_gb: int) -> None:
+def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     """Make the disk and its base aside, as ``.part``; what has their names stays. Repeatable."""
     size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
     if size == 0:
@@ -97,20 +93,20 @@ def prepare(disk: Disk, image: Cached | None, root_gb: int) -> None:
     _create(disk.path, disk.base, disk.base_format, size)
 
 
-def take_in(disk: Disk, image: Cached | None, root_gb: int) -> None:
+def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     """What another host sent, aside as ``.part``, becomes a disk over our own base, of at least ``root_gb`` GiB. Its
     header is inspected before any program opens it: VerbFailed when that says more than it should. Repeatable."""
     _link(disk, image)
     part = aside(disk.path)
     known = _inspected(part)
-    if Path(known.backing).name not in ((disk.base.name, bases.UNNAMED) if disk.base else ("",)) or (
+    inspection.require_sound(part)
+    if Path(known.backing).name not in ((disk.base.name, backing_files.UNNAMED) if disk.base else ("",)) or (
             disk.base and known.backing_format != disk.base_format):
         raise VerbFailed("The server's disk is not one that this host may open.",
                          details=f"{part} stands on {known.backing!r} ({known.backing_format}), not on {disk.base} "
                                  f"({disk.base_format}); see what wrote it")
     if disk.base and known.backing != str(disk.base):
-        # -u: neither the base that it names nor ours is opened.
-        _qemu_img("rebase", "-u", "-f", "qcow2", "-b", str(disk.base), "-F", disk.base_format, str(part))
+        qemu_img.rebase(part, disk.base, disk.base_format)
     _grow(Disk(part, disk.base, disk.base_format), known, root_gb)
     _sync(part)
 
@@ -123,7 +119,7 @@ def require_space(folder: Path, count: int) -> None:
                          f"{count / GIBIBYTE:.1f} GiB.", retryable=True, details=f"free space in {folder.parent}")
 
 
-def keep(disk: Disk, name: str, run: Run) -> None:
+def keep(disk: Disk, name: str, context: VerbContext) -> None:
     """Keep the disk, which is not in use, as it is, under a name; what has that name already stays. Of other names
     nothing is kept."""
     kept = _kept(disk, name)
@@ -131,10 +127,10 @@ def keep(disk: Disk, name: str, run: Run) -> None:
         if path != kept:
             path.unlink()
     if not kept.exists():
-        _keep(disk, kept, run)
+        _keep(disk, kept, context)
 
 
-def _keep(disk: Disk, kept: Path, run: Run) -> None:
+def _keep(disk: Disk, kept: Path, context: VerbContext) -> None:
     part = aside(kept)
     size, count = disk.path.stat().st_size, sparse.data_bytes(disk.path)
     require_space(disk.path.parent, count)
@@ -142,14 +138,14 @@ def _keep(disk: Disk, kept: Path, run: Run) -> None:
     def pieces() -> Iterator[tuple[int, bytes]]:
         copied = 0
         for offset, data in sparse.pieces(disk.path, size):
-            if run.cancelled():
+            if context.cancelled():
                 raise Cancelled
             yield offset, data
             copied += len(data)
-            run.phase(f"copying disk {100 * copied // count} %")
+            context.phase(CommandPhase.COPYING_DISK, 100 * copied // count)
     try:
         for _ in sparse.proved(part, sparse.write(part, size, pieces())):
-            if run.cancelled():
+            if context.cancelled():
                 raise Cancelled
         os.replace(part, kept)
     except (OSError, ValueError) as error:
@@ -187,12 +183,12 @@ def grow(disk: Disk, root_gb: int) -> None:
     _grow(disk, _inspected(disk.path), root_gb)
 
 
-def _grow(disk: Disk, known: qcow2.Header, root_gb: int) -> None:
+def _grow(disk: Disk, known: qcow2.Qcow2Header, root_gb: int) -> None:
     if known.virtual_size < root_gb * GIBIBYTE:
-        _qemu_img("resize", "-q", f"json:{json.dumps(_chain(disk))}", str(root_gb * GIBIBYTE))
+        qemu_img.resize(disk, root_gb * GIBIBYTE)
 
 
-def _inspected(path: Path) -> qcow2.Header:
+def _inspected(path: Path) -> qcow2.Qcow2Header:
     """The header of the disk in this file: it refers to a base as the server's disk has it on any host, or to
     nothing."""
     try:
@@ -200,10 +196,10 @@ def _inspected(path: Path) -> qcow2.Header:
         # Where the folders of servers are is each host's own; what is below is not.
         base, name = Path(known.backing), path.name.removesuffix(PART)
         if known.backing and not (known.backing == str(base) and base.parent.name == path.parent.name
-                                  and bases.belongs(base, name)):
+                                  and backing_files.belongs(base, name)):
             raise ValueError(f"it stands on {known.backing!r}")
-        content = bases.image_of(base.name)
-        if known.backing and known.backing_format not in ([content.disk_format] if content else bases.FORMATS):
+        content = backing_files.image_of(base.name)
+        if known.backing and known.backing_format not in ([content.disk_format] if content else backing_files.FORMATS):
             raise ValueError(f"its base is said to be {known.backing_format!r}")
     except ValueError as problem:
         raise VerbFailed("The server's disk is not one that this host may open.",
@@ -211,11 +207,11 @@ def _inspected(path: Path) -> qcow2.Header:
     return known
 
 
-def _link(disk: Disk, image: Cached | None) -> None:
+def _link(disk: Disk, image: CachedImage | None) -> None:
     """The base has its name here, which no other content can have."""
     if image is None or disk.base is None:
         return
-    if disk.base.exists() and (bases.is_verified(disk.base) or disk.base.samefile(image.path)):
+    if disk.base.exists() and (backing_files.is_verified(disk.base) or disk.base.samefile(image.path)):
         return
     part = aside(disk.base)
     part.unlink(missing_ok=True)
@@ -226,7 +222,7 @@ def _link(disk: Disk, image: Cached | None) -> None:
         if error.errno != errno.EXDEV:
             raise
         _copy(image.path, part)     # the servers' folders are on another file system, which hosts may share
-        bases.mark_verified(part)
+        backing_files.mark_verified(part)
     os.replace(part, disk.base)
     # Renaming onto another name of the same file leaves both, by POSIX.
     part.unlink(missing_ok=True)
@@ -239,7 +235,7 @@ def adopt(disk: Disk) -> None:
     _drop_bases(disk.path, disk.base)
 
 
-def abandon(folder: Path, name: str = OWN) -> None:
+def abandon(folder: Path, name: str = ROOT_DISK) -> None:
     """Remove what ``prepare`` made and nobody adopted."""
     path = folder / name
     aside(path).unlink(missing_ok=True)
@@ -262,7 +258,7 @@ def discard(folder: Path, name: str) -> None:
 def _drop_bases(path: Path, keep: Path | None) -> None:
     """Remove the bases of this disk but for one."""
     for found in path.parent.iterdir() if path.parent.exists() else ():
-        if found != keep and bases.belongs(found.with_name(found.name.removesuffix(PART)), path.name):
+        if found != keep and backing_files.belongs(found.with_name(found.name.removesuffix(PART)), path.name):
             found.unlink()
 
 
@@ -274,9 +270,7 @@ def blank(disk: Disk, size: int) -> None:
 def fill(disk: Disk, raw: Path) -> None:
     """Make a disk aside that shows the bytes of a raw file of ours. Repeatable."""
     part = aside(disk.path)
-    part.unlink(missing_ok=True)
-    _qemu_img("convert", "-f", "raw", "-O", "qcow2", str(raw), str(part))
-    part.chmod(0o600)
+    qemu_img.fill(part, raw)
     _sync(part)
 
 
@@ -285,22 +279,13 @@ def size(disk: Disk) -> int:
     return _inspected(disk.path).virtual_size
 
 
-def convert(disk: Disk, target: Path, run: Run) -> None:
+def convert(disk: Disk, target: Path, context: VerbContext) -> None:
     """Write all that the disk shows into ``target``, a qcow2 that refers to nothing. The disk must not be in use."""
-    command = [*PATIENT_LIMITS, "qemu-img", "convert", "-p", "-O", "qcow2", f"json:{json.dumps(_chain(disk))}",
-               str(target)]
-    with tempfile.TemporaryFile() as said, subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as process:
-        try:
-            _follow(process, run)
-        except BaseException:
-            process.kill()
-            raise
-        status = process.wait()
-        said.seek(0)
-        reason = said.read(1000).decode(errors="replace").strip()
-    if status != 0:
-        raise VerbFailed("The host could not copy the disk.", details=f"qemu-img ended with {status}: {reason}")
+    try:
+        shown = qcow2.read(disk.path).virtual_size      # what else the header says nobody believes
+    except (OSError, ValueError) as problem:
+        raise VerbFailed("The host could not copy the disk.", details=f"{disk.path}: {problem}") from problem
+    qemu_img.copy(disk, target, shown, context)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -312,31 +297,6 @@ def _copy(source: Path, target: Path) -> None:
         raise VerbFailed("The host could not store the image.", retryable=True, details=f"{target}: {error}") from error
 
 
-def _chain(disk: Disk) -> dict[str, object]:
-    """The disk in QEMU's words, every file of it with its format, so that no header decides what is opened."""
-    return _layer(disk.path, "qcow2", _layer(disk.base, disk.base_format, None) if disk.base else None)
-
-
-def _layer(path: Path, kind: str, backing: dict[str, object] | None) -> dict[str, object]:
-    """A file of a chain in QEMU's words; one of a kind that can have a backing file is told when it has none."""
-    told: dict[str, object] = {"driver": kind, "file": {"driver": "file", "filename": str(path)}}
-    return told if kind == "raw" else {**told, "backing": backing}
-
-
-def _follow(process: subprocess.Popen[bytes], run: Run) -> None:
-    """Tell how far it is until it closes its output; notice a cancel meanwhile."""
-    output = cast("IO[bytes]", process.stdout)
-    while True:
-        if run.cancelled():
-            raise Cancelled
-        ready, _, _ = select.select([output], [], [], 0.5)
-        told = os.read(output.fileno(), 4096) if ready else b"?"
-        if not told:
-            return
-        if percent := PERCENT.findall(told):
-            run.phase(f"copying disk {int(percent[-1])} %")
-
-
 def aside(path: Path) -> Path:
     """Where a file is made before it has its name."""
     return path.with_name(f"{path.name}{PART}")
@@ -344,23 +304,15 @@ def aside(path: Path) -> Path:
 
 def _create(disk: Path, base: Path | None, base_format: str, size: int) -> None:
     part = aside(disk)
-    part.unlink(missing_ok=True)
-    # -u: the inspector has already read the image's size, so that qemu-img need not open it.
-    backing = ["-u", "-b", str(base), "-F", base_format] if base else []
-    _qemu_img("create", "-q", "-f", "qcow2", *backing, str(part), str(size))
-    part.chmod(0o600)
+    qemu_img.create(part, size, base, base_format)
     _sync(part)
-
-
-def _qemu_img(*arguments: str) -> None:
-    bounded("qemu-img", *arguments)
 
 
 def bounded(program: str, *arguments: str) -> None:
     """Run a program on files of ours, with limits on its memory and time. VerbFailed when it fails."""
     try:
         done = subprocess.run([*LIMITS, program, *arguments], capture_output=True, text=True, errors="replace",
-                              stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
+                              stdin=subprocess.DEVNULL, timeout=PROGRAM_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise VerbFailed("The host could not make the disk.", details=f"{program}: {error}", retryable=True) from error
     if done.returncode != 0:

@@ -20,23 +20,23 @@ from xml.etree.ElementTree import Element, SubElement
 from common.hardware import Hardware
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt import hardware_xml, interface_xml
-from compute_agent.virt.libvirt.hardware_xml import RATES, Place
+from compute_agent.virt.libvirt.hardware_xml import RATES, HostPlacement
 
 NAMESPACE = "urn:kilonova:server:1"
 PREFIX = "kilonova"
 #: What XML 1.0 cannot hold, and the line breaks that libvirt refuses in a title.
-UNSPEAKABLE = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NOT_IN_XML = re.compile("[^\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: Options of the hardware that are written on the domain: for an interface that is plugged in, for a snapshot.
-KEPT = ("vif_model", "vif_queues", *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
+KEPT_OPTIONS = ("vif_model", "vif_queues", *(f"vif_{way}_{rate}" for way in ("inbound", "outbound") for rate in RATES),
         "require_quiesce")
 #: The marks that are numbers.
-NUMBERS = ("fence", "made", "rescue", "started", "moving", "resumes")
+NUMBER_FIELDS = ("fence", "made", "rescue", "started", "moving", "resumes")
 #: Where a rescue disk may be added.
 RESCUE_BUSES = ("virtio", "ide", "sata", "scsi", "usb")
 RESCUE_DEVICES = ("disk", "cdrom")
 #: How disks are called on a bus, before the letter; where a second one that boots the guest begins.
-NAMES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
-SECOND = {"virtio": "b", "ide": "b"}
+DEVICE_PREFIXES = {"virtio": "vd", "ide": "hd", "sata": "sd", "scsi": "sd", "usb": "sd"}
+FIRST_RESCUE_LETTER = {"virtio": "b", "ide": "b"}
 #: The machine unless the image names one, and the processor of those that are emulated.
 ARCH, MACHINE, EMULATED_CPU = "x86_64", "pc", "qemu64"
 AGENT_CHANNEL = "org.qemu.guest_agent.0"
@@ -59,11 +59,11 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class DomainMetadata:
     """What we write on a domain: whose it is, the fence that started it; the fences of its last rebuild and of the
     rescue that lasts (0: none); when it was started (seconds since the epoch); the fence of the live migration that it
     is in, and whether its CPUs ran when that began (1), so that they go on at its end; and the hardware options that
-    count when it is changed later, those of ``KEPT``."""
+    count when it is changed later, those of ``KEPT_OPTIONS``."""
 
     server: str
     fence: int
@@ -105,7 +105,7 @@ class Domain:
     interfaces: tuple[Plug, ...] = ()
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     hardware: Hardware = Hardware()
-    place: Place = Place()
+    place: HostPlacement = HostPlacement()
     local: tuple[Disk, ...] = ()
 
     @property
@@ -113,9 +113,9 @@ class Domain:
         return self.hardware.options
 
     @property
-    def marks(self) -> Marks:
-        kept = {name: self.options[name] for name in KEPT if name in self.options}
-        return Marks(self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept)
+    def marks(self) -> DomainMetadata:
+        kept = {name: self.options[name] for name in KEPT_OPTIONS if name in self.options}
+        return DomainMetadata(self.server, self.fence, self.made, self.fence if self.rescue else 0, options=kept)
 
 
 def domain_name(server: str) -> str:
@@ -123,24 +123,25 @@ def domain_name(server: str) -> str:
     return f"instance-{server}"
 
 
-def metadata(marks: Marks) -> str:
+def metadata(marks: DomainMetadata) -> str:
     """Our element of ``<metadata>``. libvirt adds the namespace."""
     return ElementTree.tostring(Element("server", _attributes(marks)), encoding="unicode")
 
 
-def _attributes(marks: Marks) -> dict[str, str]:
-    numbers = {name: str(getattr(marks, name)) for name in NUMBERS if name == "fence" or getattr(marks, name)}
+def _attributes(marks: DomainMetadata) -> dict[str, str]:
+    numbers = {name: str(getattr(marks, name)) for name in NUMBER_FIELDS if name == "fence" or getattr(marks, name)}
     return {"id": marks.server, **numbers, **marks.options}
 
 
-def read_metadata(text: str) -> Marks:
+def read_metadata(text: str) -> DomainMetadata:
     """What our element says. ValueError when it is not ours."""
     element = ElementTree.fromstring(text)
-    server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBERS}
+    server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBER_FIELDS}
     if not server or not numbers["fence"].isdecimal():
         raise ValueError(f"not a domain of ours: {text[:200]!r}")
     found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
-    return Marks(server, **found, options={name: element.attrib[name] for name in KEPT if name in element.attrib})
+    return DomainMetadata(server, **found,
+                          options={name: element.attrib[name] for name in KEPT_OPTIONS if name in element.attrib})
 
 
 def domain_xml(domain: Domain) -> str:
@@ -148,7 +149,7 @@ def domain_xml(domain: Domain) -> str:
     root = Element("domain", type=domain.virt_type)
     _text(root, "name", domain_name(domain.server))
     _text(root, "uuid", domain.server)
-    _text(root, "title", UNSPEAKABLE.sub("\N{REPLACEMENT CHARACTER}", domain.name))
+    _text(root, "title", NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", domain.name))
     SubElement(SubElement(root, "metadata"), f"{{{NAMESPACE}}}server", _attributes(domain.marks))
     _text(root, "memory", str(domain.memory_mb), unit="MiB")
     hardware_xml.memory(root, domain.place)
@@ -228,7 +229,8 @@ def _disks(devices: Element, domain: Domain) -> set[str]:
     buses = {bus} if drive is None else {bus, drive[1]}
     if rescue and rescue.bus:
         SubElement(own, "boot", order="2")
-        added = _overlay(devices, rescue.disk, _free(rescue.bus, taken, SECOND.get(rescue.bus, "a")), rescue.bus,
+        added = _overlay(devices, rescue.disk, _free(rescue.bus, taken, FIRST_RESCUE_LETTER.get(rescue.bus, "a")),
+                         rescue.bus,
                          options, rescue.device)
         SubElement(added, "boot", order="1")
         if rescue.device == "cdrom":
@@ -259,7 +261,7 @@ def _config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Eleme
 def _free(bus: str, taken: set[str], begin: str = "a") -> str:
     """The next name on a bus, from this letter on."""
     name = next(name for letter in ascii_lowercase[ascii_lowercase.index(begin):]
-                if (name := NAMES[bus] + letter) not in taken)
+                if (name := DEVICE_PREFIXES[bus] + letter) not in taken)
     taken.add(name)
     return name
 

@@ -10,6 +10,7 @@ libvirtd is away it waits and repeats by itself, unless the verb must never be r
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 import time
@@ -19,34 +20,49 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import errors
-from common.models import DomainState, GuestSpec, HostInventory, ImageRef, Interface
+from common.models import AttachedShare, DomainState, GuestSpec, HostInventory, ImageRef, Interface
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import RUNNING, VNC, Cancelled, ImageReader, ImageWriter, Part, Peer, Run, VerbFailed
-from compute_agent.virt.fetches import FETCHES
+from compute_agent.virt.download_limit import MAX_DOWNLOADS
+from compute_agent.virt.driver import (
+    RUNNING,
+    VNC,
+    Cancelled,
+    ImageReader,
+    ImageWriter,
+    Part,
+    Peer,
+    VerbContext,
+    VerbFailed,
+)
 from compute_agent.virt.interfaces import plug
 from compute_agent.virt.libvirt import (
-    arrivals,
+    cold_migration,
     consoles,
     diagnostics,
     guest_agent,
     host,
     images,
+    incoming_migration,
     interfaces,
-    layout,
-    live,
-    moves,
+    live_migration,
     power,
     resizes,
+    running_domain,
     snapshots,
 )
 from compute_agent.virt.libvirt.connection import Connection
-from compute_agent.virt.libvirt.guests import Guests
+from compute_agent.virt.libvirt.guests import LibvirtGuests
 from compute_agent.virt.libvirt.images import ImageCache
+from compute_agent.virt.libvirt.incoming import records
+from compute_agent.virt.libvirt.incoming.records import Incoming
 from compute_agent.virt.libvirt.local_disks import LocalDisks
+from compute_agent.virt.libvirt.shares import GuestShares
+from compute_agent.virt.mounts import Mounts, host_mounts
 
+LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
-REPEAT_EVERY = 0.5
+QUIET = VerbContext(report_progress=lambda progress: None, cancelled=lambda: False)
+RETRY_SECONDS = 0.5
 
 
 class LibvirtDriver:
@@ -57,37 +73,43 @@ class LibvirtDriver:
     (how long a verb waits for a libvirtd that does not answer) are seconds.
     """
 
-    def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *, about: host.About | None = None,
-                 image_ttl: float = 24 * 3600, image_fetches: int = FETCHES, patience: float = 60,
-                 config_drives: ConfigDrives | None = None, migration: live.Options | None = None,
-                 local_disks: LocalDisks | None = None) -> None:
+    def __init__(self, uri: str, state_dir: str | Path, virt_type: str = "auto", *,
+                 about: host.HostOptions | None = None,
+                 image_ttl: float = 24 * 3600, image_fetches: int = MAX_DOWNLOADS, patience: float = 60,
+                 config_drives: ConfigDrives | None = None, migration: live_migration.MigrationOptions | None = None,
+                 local_disks: LocalDisks | None = None, mounts: Mounts | None = None) -> None:
         self._state_dir = Path(state_dir).resolve()
         instances = self._state_dir / "instances"
         for folder in (self._state_dir, instances):
             folder.mkdir(parents=True, exist_ok=True)
             # QEMU may run as another user: it must reach its files, and need not list its neighbours'.
-            folder.chmod(folder.stat().st_mode | 0o711)
+            if folder.stat().st_mode & 0o777 != host.FOLDER_MODE:
+                folder.chmod(folder.stat().st_mode | 0o711)
         self._asked_type = virt_type
-        self._about = about or host.About()
+        self._about = about or host.HostOptions()
         self._patience = patience
-        self._migration = migration or live.Options()
+        self._migration = _with_proof(migration or live_migration.MigrationOptions(), self._state_dir)
+        self._incoming = Incoming(records.settings(self._state_dir, uri, self._migration.address, self._migration.port,
+                                                   self._migration.tls))
         if virt_type != "test":
             consoles.check_length(instances)
         self._images = ImageCache(self._state_dir / "images", image_ttl, image_fetches)
         self._libvirt = Connection(uri)
-        self._guests = Guests(self._libvirt, self._images, instances, lambda: self.virt_type,
-                              lambda fitting: host.place(self._libvirt, self._about, fitting),
-                              config_drives or ConfigDrives(), local_disks or LocalDisks())
+        self._guests = LibvirtGuests(self._libvirt, self._images, instances, lambda: self.virt_type,
+                              lambda assignment: host.place(self._libvirt, self._about, assignment),
+                              config_drives or ConfigDrives(), local_disks or LocalDisks(),
+                              GuestShares(instances, self._state_dir / "shares", mounts or host_mounts()))
 
     @functools.cached_property
     def virt_type(self) -> str:
-        """kvm, qemu or test. The first ask may take ``host.PROBE_SECONDS``."""
+        """kvm, qemu or test. The first ask may take ``host.PROBE_TIMEOUT_SECONDS``."""
         if self._asked_type != "auto":
             return self._asked_type
         return "kvm" if host.kvm_works(self._state_dir) else "qemu"
 
     def inventory(self) -> HostInventory:
         facts = self._patiently(QUIET, lambda: host.facts(self._libvirt, self.virt_type))
+        host.close_to_others(self._state_dir / "instances", facts.capabilities)
         found = host.inventory(facts, self._state_dir, self.virt_type, self._about)
         return replace(found, facts={**found.facts, "migration": self._migration.facts,
                                      "storage": host.storage_id(self._state_dir / "instances")})
@@ -96,74 +118,89 @@ class LibvirtDriver:
         return host.boot_id()
 
     def domains(self) -> list[DomainState]:
-        return [power.state(found) for found in self._libvirt.domains() if not found.arriving]
+        self._keep_incoming()
+        return [power.state(found) for found in self._libvirt.domains() if not found.is_incoming]
 
-    def ensure_image(self, image: ImageRef, read_image: ImageReader, run: Run) -> None:
-        self._images.fetch(image, 0, read_image, run)
+    def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
+        self._images.fetch(image, 0, read_image, context)
 
-    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
-        return self._patiently(run, lambda: self._guests.make(spec, read_image, run))
+    def ensure_guest(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+        return self._patiently(context, lambda: self._guests.make(spec, read_image, context))
 
-    def ensure_running(self, server: str, fence: int, run: Run) -> DomainState:
-        self._guests.folder(server)
-        return self._patiently(run, lambda: power.start(self._libvirt, server, fence, run))
-
-    def ensure_stopped(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
+    def ensure_running(self, server: str, fence: int, context: VerbContext) -> DomainState:
         def work() -> DomainState:
-            power.off(self._libvirt, server, timeout, run)
+            self._guests.shares.mount(server, context)
+            return power.start(self._libvirt, server, fence, context)
+        self._guests.folder(server)
+        return self._patiently(context, work)
+
+    def ensure_stopped(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+        def work() -> DomainState:
+            power.off(self._libvirt, server, timeout, context)
+            self._guests.shares.unmount(server)
             self._libvirt.mark(server, fence=fence)
             return power.state(power.find(self._libvirt, server))
         self._guests.folder(server)
-        return self._patiently(run, work)
+        return self._patiently(context, work)
 
     def pull_plug(self, server: str) -> None:
         self._patiently(QUIET, lambda: self._guests.pull_plug(server))
 
-    def reboot(self, server: str, fence: int, timeout: float, run: Run) -> DomainState:
+    def reboot(self, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
         def work() -> DomainState:
             found = power.find(self._libvirt, server)
             if (found.power_state, found.fence) == (RUNNING, fence):
                 return power.state(found)
-            run.require_lease()         # one that may not be started again is left as it is
-            power.off(self._libvirt, server, timeout, run)
-            return power.start(self._libvirt, server, fence, run)
+            context.require_lease()         # one that may not be started again is left as it is
+            power.off(self._libvirt, server, timeout, context)
+            self._guests.shares.mount(server, context)
+            return power.start(self._libvirt, server, fence, context)
         self._guests.folder(server)
-        return self._patiently(run, work)
+        return self._patiently(context, work)
 
-    def ensure_paused(self, server: str, fence: int, run: Run) -> DomainState:
+    def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(run, lambda: power.pause(self._libvirt, server, fence))
+        return self._patiently(context, lambda: power.pause(self._libvirt, server, fence))
 
-    def ensure_suspended(self, server: str, fence: int, run: Run) -> DomainState:
+    def ensure_suspended(self, server: str, fence: int, context: VerbContext) -> DomainState:
         self._guests.folder(server)
-        return self._patiently(run, lambda: power.suspend(self._libvirt, server, fence, run))
+        return self._patiently(context, lambda: power.suspend(self._libvirt, server, fence, context))
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool = False
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
+                keep_ephemeral: bool = False
                 ) -> DomainState:
-        return self._patiently(run, lambda: self._guests.rebuild(spec, read_image, runs, run, keep_ephemeral))
+        return self._patiently(context, lambda: self._guests.rebuild(spec, read_image, runs, context, keep_ephemeral))
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
-        return self._patiently(run, lambda: self._guests.rescue(spec, image, read_image, run))
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
+        return self._patiently(context, lambda: self._guests.rescue(spec, image, read_image, context))
 
-    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
-        return self._patiently(run, lambda: self._guests.unrescue(spec, run))
+    def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
+        return self._patiently(context, lambda: self._guests.unrescue(spec, context))
 
-    def attach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+    def attach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
         self._guests.folder(server)
         plugged = plug(interface)
-        return self._patiently(run, lambda: interfaces.attach(self._libvirt, server, fence, plugged, run))
+        return self._patiently(context, lambda: interfaces.attach(self._libvirt, server, fence, plugged, context))
 
-    def detach_interface(self, server: str, fence: int, interface: Interface, run: Run) -> DomainState:
+    def detach_interface(self, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
         self._guests.folder(server)
         mac = interface.mac.lower()
-        return self._patiently(run, lambda: interfaces.detach(self._libvirt, server, fence, mac, run))
+        return self._patiently(context, lambda: interfaces.detach(self._libvirt, server, fence, mac, context))
 
-    def snapshot(self, server: str, fence: int, write_image: ImageWriter, run: Run) -> int:
+    def attach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> DomainState:
+        self._guests.folder(server)
+        return self._patiently(context, lambda: self._guests.shares.attach(self._libvirt, server, fence, share))
+
+    def detach_share(self, server: str, fence: int, share: AttachedShare, context: VerbContext) -> None:
+        self._guests.folder(server)
+        self._patiently(context, lambda: self._guests.shares.detach(self._libvirt, server, fence, share.share_id))
+
+    def snapshot(self, server: str, fence: int, write_image: ImageWriter, context: VerbContext) -> int:
         folder = self._guests.folder(server)
         target = folder / "snapshot.part"
         try:
-            self._patiently(run, lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, run))
-            return images.upload(target, write_image, run)
+            self._patiently(context, lambda: snapshots.copy(self._libvirt, server, folder / "disk", target, context))
+            return images.upload(target, write_image, context)
         finally:
             target.unlink(missing_ok=True)
 
@@ -180,53 +217,73 @@ class LibvirtDriver:
         return self._patiently(QUIET, lambda: diagnostics.of(self._libvirt, server, config))
 
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
+        self._guests.folder(server)
+        self._withdraw(server)
         self._patiently(QUIET, lambda: self._guests.remove(server, keep_files))
         self._images.evict()
 
-    def offer(self, server: str, fence: int, secret: str, run: Run) -> dict[str, Any]:
+    def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> dict[str, Any]:
         folder = self._guests.folder(server)
-        return self._patiently(run, lambda: moves.offer(self._libvirt, folder, server, fence, secret))
+        return self._patiently(context, lambda: cold_migration.offer(self._libvirt, folder, server, fence, secret))
 
     def parts(self, server: str, secret: str) -> list[Part]:
-        return moves.parts(self._libvirt, self._guests.folder(server), server, secret)
+        return cold_migration.parts(self._libvirt, self._guests.folder(server), server, secret)
 
     def read_part(self, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-        return moves.read_part(self._libvirt, self._guests.folder(server), server, secret, name)
+        return cold_migration.read_part(self._libvirt, self._guests.folder(server), server, secret, name)
 
-    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    def prepare(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
+                                                                                                                 Any]:
         folder = self._guests.folder(spec.server)
-        self._patiently(run, lambda: self._guests.check(spec))
-        moves.prepare(self._images, folder, spec, peer, read_image, run)
+        self._patiently(context, lambda: self._guests.check(spec))
+        cold_migration.prepare(self._images, folder, spec, peer, read_image, context)
         return {}
 
-    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, run: Run) -> dict[str, Any]:
+    def receive(self, spec: GuestSpec, peer: Peer | None, read_image: ImageReader, context: VerbContext) -> dict[str,
+                                                                                                                 Any]:
         folder = self._guests.folder(spec.server)
-        self._patiently(run, lambda: power.refuse_active(self._libvirt, spec.server))
-        return moves.receive(self._images, folder, spec, peer, read_image, run, self._guests.local)
+        self._patiently(context, lambda: power.refuse_active(self._libvirt, spec.server))
+        return cold_migration.receive(self._images, folder, spec, peer, read_image, context, self._guests.local)
 
-    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
-        moves.withdraw(self._guests.folder(spec.server))
-        return self._patiently(run, lambda: self._guests.install(spec, runs, run))
+    def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+        cold_migration.withdraw(self._guests.folder(spec.server))
+        return self._patiently(context, lambda: self._guests.install(spec, runs, context))
 
-    def resize_here(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
-        return self._patiently(run, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, run))
+    def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+        return self._patiently(context, lambda: resizes.resize(self._libvirt, self._guests, spec, runs, context))
 
-    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, run: Run) -> DomainState:
-        return self._patiently(run, lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized, run))
+    def settle_resize(self, spec: GuestSpec, back: bool, resized: int, context: VerbContext) -> DomainState:
+        return self._patiently(context, lambda: resizes.settle(self._libvirt, self._guests, spec, back, resized,
+                                                               context))
 
-    def prepare_arrival(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
-                        run: Run) -> dict[str, Any]:
-        return self._patiently(run, lambda: arrivals.prepare(
-            self._libvirt, self._guests, self._images, self._migration, spec, peer, shared, cpu, read_image, run))
-
-    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, run: Run) -> dict[str, Any]:
+    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
+                        context: VerbContext, source: str = "") -> dict[str, Any]:
         self._guests.folder(spec.server)
-        describe = functools.partial(arrivals.described_there, spec, to)
-        return self._patiently(run, lambda: live.migrate(
-            self._libvirt, spec, to, shared, describe, self._migration, run))
+        self._incoming.withdraw(spec.server)
 
-    def arrived(self, spec: GuestSpec, run: Run) -> DomainState:
-        return power.state(self._patiently(run, lambda: arrivals.arrived(self._libvirt, self._guests, spec, run)))
+        def work() -> dict[str, Any]:
+            told = incoming_migration.prepare(self._libvirt, self._guests, self._images, self._migration, spec, peer,
+                                              shared, cpu, read_image, context)
+            self._incoming.expect(incoming_migration.expected(self._guests, self._migration, spec, source, shared))
+            return told
+        return self._patiently(context, work)
+
+    def live_migrate(self, spec: GuestSpec, to: dict[str, Any], shared: bool, context: VerbContext) -> dict[str, Any]:
+        self._guests.folder(spec.server)
+        describe = functools.partial(incoming_migration.describe_at_destination, spec, to)
+        return self._patiently(context, lambda: live_migration.migrate(
+            self._libvirt, spec, to, shared, describe, self._migration, context))
+
+    def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
+        self._guests.folder(spec.server)
+        try:
+            found = self._patiently(context,
+                                    lambda: incoming_migration.finish(self._libvirt, self._guests, spec, context))
+        except VerbFailed:
+            self._withdraw(spec.server)
+            raise
+        self._withdraw(spec.server)
+        return power.state(found)
 
     def console_output(self, server: str, limit: int) -> str:
         log = self._guests.folder(server) / "console.log"
@@ -242,31 +299,50 @@ class LibvirtDriver:
         self._found_active(server)
         if kind == VNC:
             return self._libvirt.open_screen(server)
-        return consoles.open_serial(layout.serial_socket(self._libvirt.describe(server)))
+        return consoles.open_serial(running_domain.serial_socket(self._libvirt.describe(server)))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         self._libvirt.watch(changed)
 
     def close(self) -> None:
+        self._incoming.close()
         self._libvirt.close()
+
+    def _withdraw(self, server: str) -> None:
+        """The guest is not expected any more, whether it has come or not."""
+        self._incoming.withdraw(server)
+        self._keep_incoming()
+
+    def _keep_incoming(self) -> None:
+        """After a restart of the agent, or an end of the proxy that nobody asked for."""
+        try:
+            self._incoming.keep()
+        except (VerbFailed, OSError) as failed:
+            LOG.error("servers that move while they run cannot come: %s %s", failed, getattr(failed, "details", ""))
 
     def _found_active(self, server: str) -> None:
         """Before a verb that is done at most once: libvirtd is there and the guest runs."""
         self._guests.folder(server)
         self._patiently(QUIET, lambda: power.find_active(self._libvirt, server))
 
-    def _patiently(self, run: Run, work: Callable[[], Answer]) -> Answer:
+    def _patiently(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
         """Repeat while libvirtd is away: what became of the last try is seen by looking again."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 return work()
             except errors.NoAnswer:
-                if run.cancelled():
+                if context.cancelled():
                     raise Cancelled from None
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(REPEAT_EVERY)
+                time.sleep(RETRY_SECONDS)
+
+
+def _with_proof(migration: live_migration.MigrationOptions, state_dir: Path) -> live_migration.MigrationOptions:
+    if migration.tls is None:
+        return migration
+    return replace(migration, proof=live_migration.lay_proof(state_dir / "pki", migration.tls))
 
 
 def _tail(path: Path, limit: int) -> bytes | None:

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 
 from compute_agent.virt.driver import RUNNING, VerbFailed
 from compute_agent.virt.libvirt import power
-from compute_agent.virt.libvirt.connection import AGENT_AWAY, UNSUPPORTED, Connection
+from compute_agent.virt.libvirt.connection import AGENT_UNRESPONSIVE_ERRORS, NO_SUPPORT_ERRORS, Connection
 from compute_agent.virt.libvirt.domain_xml import AGENT_CHANNEL
 
 LOG = logging.getLogger(__name__)
-ANSWER_SECONDS = 5
+ANSWER_TIMEOUT_SECONDS = 5
 ABSENT = "The guest has no agent that answers; install and start qemu-guest-agent in it."
 
 
@@ -30,7 +30,7 @@ def set_password(libvirt: Connection, server: str, user: str, password: str) -> 
     _limit(libvirt, server)
     try:
         answered = libvirt.on(server, "set the password in the guest",
-                              lambda domain: domain.setUserPassword(user, password, 0) == 0, AGENT_AWAY)
+                              lambda domain: domain.setUserPassword(user, password, 0) == 0, AGENT_UNRESPONSIVE_ERRORS)
     except VerbFailed:
         raise VerbFailed("The guest's agent did not set the password; see whether the user exists in the guest.",
                          details="what the agent said is not kept: it might be the password") from None
@@ -70,8 +70,8 @@ def is_there(libvirt: Connection, server: str) -> bool:
 
 
 def _limit(libvirt: Connection, server: str) -> None:
-    libvirt.on(server, "limit the agent's time", lambda domain: domain.agentSetResponseTimeout(ANSWER_SECONDS),
-               UNSUPPORTED)
+    libvirt.on(server, "limit the agent's time", lambda domain: domain.agentSetResponseTimeout(ANSWER_TIMEOUT_SECONDS),
+               NO_SUPPORT_ERRORS)
 
 
 def _try(libvirt: Connection, server: str, what: str, work: Callable[[Any], Any]) -> bool:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is on this host, its domain and its folder: made, made anew, booted from another disk, removed.
+"""Guests on this host, each a domain and a folder: they are made, rebuilt, rescued and removed.
 
-Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has a folder
-``<instances>/<id>/``; whoever removes that folder and the domain has removed the server from this host.
-Must stay true: what a verb replaces is given up only when its successor lies beside it, verified; that the successor
-is in use is known from the marks on the domain, so that a verb cut off at any line can be repeated.
+Called by ``virt.libvirt.driver``, which repeats a verb after libvirtd was away. A server has the folder
+``<instances>/<id>/``; without that folder and the domain it is not on this host.
+Must stay true: a verb gives up what it replaces only when the replacement lies beside it, verified. The domain's
+metadata says whether the replacement is in use, so that a verb that was interrupted at any line can be repeated.
 """
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import errors
+from common.command_progress import CommandPhase
 from common.hardware import Hardware
-from common.models import DomainState, Fitting, GuestSpec, ImageRef
+from common.models import DomainState, GuestSpec, HardwareAssignment, ImageRef
 from compute_agent.config_drive import ConfigDrives
-from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
+from compute_agent.virt.hardware import required_hardware
 from compute_agent.virt.interfaces import plugs
 from compute_agent.virt.libvirt import disks, interface_xml, interfaces, local_disks, power
-from compute_agent.virt.libvirt.connection import Connection, Found
+from compute_agent.virt.libvirt.connection import Connection, GuestDomain
 from compute_agent.virt.libvirt.domain_xml import (
     RESCUE_BUSES,
     RESCUE_DEVICES,
@@ -32,33 +34,34 @@ from compute_agent.virt.libvirt.domain_xml import (
     Rescue,
     domain_xml,
 )
-from compute_agent.virt.libvirt.hardware_xml import Place
-from compute_agent.virt.libvirt.images import GIBIBYTE, Cached, ImageCache
+from compute_agent.virt.libvirt.hardware_xml import HostPlacement
+from compute_agent.virt.libvirt.images import GIBIBYTE, CachedImage, ImageCache
 from compute_agent.virt.libvirt.local_disks import LocalDisks
-from compute_agent.virt.wanted import wanted
+from compute_agent.virt.libvirt.shares import GuestShares
 
 RESCUE = "rescue"
-#: What libvirt calls the command line of QEMU.
+#: libvirt's name of the format of QEMU's command line.
 COMMAND_LINE = "qemu-argv"
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """What of a guest's description is its host's: its folder there, what it runs under, which parts of the host are
-    its own, and whether config drives are disks there."""
+class HostDetails:
+    """What a guest's definition takes from its host: its folder, the virt type, its dedicated parts of the host, and
+    whether config drives are disks."""
 
     folder: Path
     virt_type: str
-    place: Place = Place()
+    place: HostPlacement = HostPlacement()
     config_drive_is_disk: bool = False
 
 
-class Guests:
-    """The guests in ``instances``. ``virt_type`` is asked when a domain is defined, and ``place`` where it is on the
-    host. Thread-safe for different servers."""
+class LibvirtGuests:
+    """The guests in ``instances``. ``virt_type`` and ``place`` are called when a domain is defined; ``place`` says
+    which parts of the host it gets. Thread-safe for different servers."""
 
     def __init__(self, libvirt: Connection, images: ImageCache, instances: Path, virt_type: Callable[[], str],
-                 place: Callable[[Fitting], Place], config_drives: ConfigDrives, local: LocalDisks) -> None:
+                 place: Callable[[HardwareAssignment], HostPlacement], config_drives: ConfigDrives, local: LocalDisks,
+                 shares: GuestShares) -> None:
         self._libvirt = libvirt
         self._images = images
         self._instances = instances
@@ -66,9 +69,10 @@ class Guests:
         self._place = place
         self._config_drives = config_drives
         self.local = local
+        self.shares = shares
 
     def folder(self, server: str) -> Path:
-        """The server's folder; an id that is not a UUID never becomes a path."""
+        """The server's folder. VerbFailed when the id is no UUID, so that none becomes another path."""
         try:
             if str(uuid.UUID(server)) == server:
                 return self._instances / server
@@ -76,28 +80,28 @@ class Guests:
             pass
         raise VerbFailed("The server's id is not a UUID.", details=f"id {server!r}")
 
-    def make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
-        """The server's guest, running. After VerbFailed nothing of it is left."""
+    def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+        """Make and start the server's guest. After VerbFailed nothing of it is left."""
         self.folder(spec.server)
-        wanted(spec)
+        required_hardware(spec)
         with self._definite(spec.server, self.remove):
-            return self._make(spec, read_image, run)
+            return self._make(spec, read_image, context)
 
-    def install(self, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
-        """A domain over the files that are here. After VerbFailed nothing of it runs."""
-        wanted(spec)
-        disks.verify(disks.existing(self.folder(spec.server)), run)
+    def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+        """Define the domain with the files that are here. After VerbFailed nothing of it runs."""
+        required_hardware(spec)
+        disks.verify(disks.existing(self.folder(spec.server)), context)
         found = self._libvirt.find(spec.server)
         if found and found.active and found.fence != spec.fence:
             raise VerbFailed("The server's guest was started on this host meanwhile; stop it first.",
                              details=f"it runs with fence {found.fence}, not {spec.fence}")
         with self._definite(spec.server, self._end):
-            return self._install(spec, found, runs, run)
+            return self._install(spec, found, runs, context)
 
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
-        """VerbFailed, before anything is made, when the host cannot make the server's hardware."""
+        """VerbFailed when this host cannot make the server's hardware; nothing is made."""
         home = self.home(spec)
-        xml = described(spec, home, Disk(home.folder / disks.OWN), made=0, rescue=rescue)
+        xml = described(spec, home, Disk(home.folder / disks.ROOT_DISK), made=0, rescue=rescue)
         if self._virt_type() == "test":
             return      # libvirt's mock-up has no command line of QEMU
         try:
@@ -106,18 +110,18 @@ class Guests:
             raise VerbFailed("The host cannot make the server's hardware.", details=refused.details,
                              retryable=True) from refused
 
-    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, run: Run, keep_ephemeral: bool
+    def rebuild(self, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext, keep_ephemeral: bool
                 ) -> DomainState:
-        """New disks and a config drive in place of the old ones, once for this fence."""
+        """Replace disks and config drive by new ones, once for this fence."""
         folder = self.folder(spec.server)
         found = self._libvirt.find(spec.server)
         if found is None or found.marks.made != spec.fence:
-            wanted(spec)
+            required_hardware(spec)
             plugs(spec.interfaces)
             open_folder(folder)
             drive = folder / "config.new"
             try:
-                made = [self._prepare(spec, spec.image, disks.OWN, read_image, run),
+                made = [self._prepare(spec, spec.image, disks.ROOT_DISK, read_image, context),
                         *self.local.prepare(folder, spec, [
                             disk for disk in spec.disks if not (keep_ephemeral and (folder / disk.name).exists()
                                                                 and local_disks.is_ephemeral(disk.name))])]
@@ -134,70 +138,73 @@ class Guests:
             self._define(spec, made=spec.fence)
             disks.discard(folder, RESCUE)
         if runs:
-            return power.start(self._libvirt, spec.server, spec.fence, run)
+            return power.start(self._libvirt, spec.server, spec.fence, context)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, run: Run) -> DomainState:
-        """Boot from a disk made of ``image``; the own disk is the second one, or stays the first as the image's
-        properties hw_rescue_bus and hw_rescue_device say."""
+    def rescue(self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext) -> DomainState:
+        """Boot from a disk made from ``image``. The root disk becomes the second one, or stays the first when the image
+        has the properties hw_rescue_bus or hw_rescue_device."""
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue != spec.fence:
-            device, bus = _rescue_place(image, wanted(spec))
+            device, bus = _rescue_place(image, required_hardware(spec))
             plugs(spec.interfaces)
             self.check(spec, Rescue(Disk(folder / RESCUE), device, bus))
             try:
-                disk = self._prepare(spec, image, RESCUE, read_image, run)
+                disk = self._prepare(spec, image, RESCUE, read_image, context)
                 self._end(spec.server)
                 disks.adopt(disk)
             finally:
                 disks.abandon(folder, RESCUE)
             self._define(spec, made=marks.made, rescue=Rescue(disk, device, bus))
-        return power.start(self._libvirt, spec.server, spec.fence, run)
+        self.shares.mount(spec.server, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context)
 
-    def unrescue(self, spec: GuestSpec, run: Run) -> DomainState:
-        """Boot from the own disk again; the rescue disk goes."""
+    def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
+        """Boot from the root disk again, and remove the rescue disk."""
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
-            wanted(spec)
+            required_hardware(spec)
             plugs(spec.interfaces)
-            if run.cancelled():
+            if context.cancelled():
                 raise Cancelled
             self._end(spec.server)
             self._define(spec, made=marks.made)
         disks.discard(self.folder(spec.server), RESCUE)
-        return power.start(self._libvirt, spec.server, spec.fence, run)
+        self.shares.mount(spec.server, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def pull_plug(self, server: str) -> None:
-        """Off at once, with nothing to go on from; harmless when there is no domain."""
+        """Destroy the domain, if there is one, and drop its saved memory."""
         self._libvirt.destroy(server)
         self._libvirt.drop_saved(server)
+        self.shares.unmount(server)
 
     def remove(self, server: str, keep_files: bool = False) -> None:
-        """Domain, saved memory, disks and files, unless these are another host's too; harmless when there are none."""
+        """Remove domain, saved memory, disks and files; ``keep_files``: the files belong to another host too."""
         folder = self.folder(server)
         self.pull_plug(server)
         self._libvirt.undefine(server)
         if folder.exists() and not keep_files:
             shutil.rmtree(folder)
 
-    def _make(self, spec: GuestSpec, read_image: ImageReader, run: Run) -> DomainState:
+    def _make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
         folder = self.folder(spec.server)
         found, plugged = self._libvirt.find(spec.server), plugs(spec.interfaces)
         if found is None or not (found.active or found.saved):
             open_folder(folder)
-            image = self._fetch(spec, spec.image, read_image, run)
-            run.phase("making disks")
+            image = self._fetch(spec, spec.image, read_image, context)
+            context.phase(CommandPhase.MAKING_DISKS)
             disks.make(folder, image, spec.flavor.root_gb)
             self.local.make(folder, spec)
             if spec.config_drive:
                 self._config_drives.build(spec, folder / "config")
             self._define(spec, made=found.marks.made if found else 0)
         elif found.active:
-            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, run)
-        return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
+            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
+        return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
 
-    def _install(self, spec: GuestSpec, found: Found | None, runs: bool, run: Run) -> DomainState:
+    def _install(self, spec: GuestSpec, found: GuestDomain | None, runs: bool, context: VerbContext) -> DomainState:
         plugged = plugs(spec.interfaces)
         if found is None or not found.active:
             self._end(spec.server)      # memory that was saved is another description's
@@ -207,42 +214,47 @@ class Guests:
                 self._config_drives.build(spec, drive)
             self._define(spec, made=found.marks.made if found else 0)
         elif runs:
-            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, run)
+            interfaces.settle(self._libvirt, spec.server, spec.fence, plugged, context)
         if runs:
-            return power.start(self._libvirt, spec.server, spec.fence, run, spec.paused)
+            return power.start(self._libvirt, spec.server, spec.fence, context, spec.paused)
         return power.state(power.find(self._libvirt, spec.server))
 
-    def _prepare(self, spec: GuestSpec, image: ImageRef | None, name: str, read_image: ImageReader, run: Run) -> Disk:
-        """Fetch the image and make the disk of this name aside; the last moment to cancel."""
-        cached = self._fetch(spec, image, read_image, run)
-        run.phase("making disks")
+    def _prepare(self, spec: GuestSpec, image: ImageRef | None, name: str, read_image: ImageReader,
+                 context: VerbContext) -> Disk:
+        """Fetch the image and make the disk of this name as ``.part``; afterwards the verb is not cancelled any
+        more."""
+        cached = self._fetch(spec, image, read_image, context)
+        context.phase(CommandPhase.MAKING_DISKS)
         disk = disks.planned(self.folder(spec.server), cached, name)
         disks.prepare(disk, cached, spec.flavor.root_gb)
-        if run.cancelled():
+        if context.cancelled():
             raise Cancelled
         return disk
 
-    def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader, run: Run) -> Cached | None:
-        return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, run) if image else None
+    def _fetch(self, spec: GuestSpec, image: ImageRef | None, read_image: ImageReader,
+               context: VerbContext) -> CachedImage | None:
+        return self._images.fetch(image, spec.flavor.root_gb * GIBIBYTE, read_image, context) if image else None
 
-    def home(self, spec: GuestSpec) -> Home:
-        """Where the server's guest is on this host."""
-        return Home(self.folder(spec.server), self._virt_type(), self._place(spec.fitting or Fitting()),
+    def home(self, spec: GuestSpec) -> HostDetails:
+        """What the server's definition takes from this host."""
+        return HostDetails(self.folder(spec.server), self._virt_type(),
+                           self._place(spec.assignment or HardwareAssignment()),
                     self._config_drives.is_disk)
 
     def _define(self, spec: GuestSpec, made: int, rescue: Rescue | None = None) -> None:
         known = interface_xml.addresses(self._libvirt.describe(spec.server, stored=True))
         home = self.home(spec)
-        self._libvirt.define(described(spec, home, disks.existing(home.folder), made, rescue, known))
+        xml = described(spec, home, disks.existing(home.folder), made, rescue, known)
+        self._libvirt.define(self.shares.dress(spec.server, xml))
 
     def _end(self, server: str) -> None:
-        """Nothing runs of the domain, if there is one, and nothing is saved."""
+        """Stop the domain, if there is one, and drop its saved memory."""
         if self._libvirt.find(server) is not None:
             power.pull_plug(self._libvirt, server)
 
     @contextmanager
     def _definite(self, server: str, undo: Callable[[str], None]) -> Iterator[None]:
-        """A failure is VerbFailed, and definite: what was made is undone; while that is not sure, it is NoAnswer."""
+        """Turn a failure into VerbFailed, after what was made is undone; NoAnswer when it cannot be undone."""
         try:
             yield
         except (Cancelled, errors.Unavailable):
@@ -259,19 +271,19 @@ class Guests:
 
 
 def open_folder(folder: Path) -> None:
-    """Have a server's folder: QEMU may enter it, whoever it runs as."""
+    """Make a server's folder, which QEMU may enter whichever user it runs as."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
 
 
-def described(spec: GuestSpec, home: Home, disk: Disk, made: int, rescue: Rescue | None = None,
+def described(spec: GuestSpec, home: HostDetails, disk: Disk, made: int, rescue: Rescue | None = None,
               addresses: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """The domain of a server on any host, with the root disk that it has there."""
+    """The definition of a server's domain on a host, with the root disk that it has there."""
     folder = home.folder
     return domain_xml(Domain(
         spec.server, spec.fence, spec.name, spec.flavor.vcpus, spec.flavor.memory_mb, home.virt_type,
         disk, folder / "console.log", folder / "config" if spec.config_drive else None, made, rescue,
-        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, wanted(spec), home.place,
+        home.config_drive_is_disk, plugs(spec.interfaces), addresses or {}, required_hardware(spec), home.place,
         tuple(Disk(folder / one.name) for one in spec.disks)))
 
 

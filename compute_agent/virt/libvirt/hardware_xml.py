@@ -14,7 +14,7 @@ from itertools import chain
 from xml.etree.ElementTree import Element, SubElement
 
 from common.hardware import Hardware
-from common.models import FittedCell
+from common.models import AssignedNumaNode
 from compute_agent.cpu_sets import listed
 
 #: What a guest's disks, interfaces and screen can be.
@@ -24,7 +24,7 @@ VIDEO_MODELS = ("vga", "cirrus", "qxl", "virtio", "bochs", "none")
 #: Screens whose memory is their own.
 VIDEO_WITH_RAM = ("vga", "cirrus", "qxl", "bochs")
 #: Pages of memory that need no counting, in KiB.
-SMALL_PAGE = 4
+SMALL_PAGE_KIB = 4
 #: Limits of a disk, as QEMU and the flavor both call them behind "disk_".
 DISK_LIMITS = tuple(f"{way}_{what}_sec" for what in ("bytes", "iops") for way in ("total", "read", "write"))
 RATES = ("average", "peak", "burst")
@@ -34,14 +34,14 @@ Options = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where on its host a guest is. cells: its own, each on a cell of the host; devices: PCI addresses.
+class HostPlacement:
+    """Where on its host a guest is. numa_nodes: its own, each on a NUMA node of the host; devices: PCI addresses.
 
-    shared: cell of the host -> its CPUs that guests share. cpus: those that a guest without cells may run on, none
-    for any. most_shares: the largest weight of CPU time that the host's kernel takes.
+    shared: NUMA node of the host -> its CPUs that guests share. cpus: those that a guest without NUMA nodes may run on,
+    none for any. most_shares: the largest weight of CPU time that the host's kernel takes.
     """
 
-    cells: tuple[FittedCell, ...] = ()
+    numa_nodes: tuple[AssignedNumaNode, ...] = ()
     devices: tuple[str, ...] = ()
     shared: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
@@ -49,32 +49,34 @@ class Place:
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(guest CPU, the host CPUs that it may run on), in the order of the guest's CPUs."""
-        for cpu, cell in sorted((cpu, number) for number, one in enumerate(self.cells) for cpu in one.cpus):
-            fitted = self.cells[cell]
+        for cpu, numa_node in sorted((cpu, number) for number, one in enumerate(self.numa_nodes) for cpu in one.cpus):
+            fitted = self.numa_nodes[numa_node]
             pin = fitted.pins.get(str(cpu))
-            yield cpu, self.shared.get(fitted.cell, ()) if pin is None else (pin,)
+            yield cpu, self.shared.get(fitted.numa_node, ()) if pin is None else (pin,)
 
 
-def memory(root: Element, place: Place) -> None:
+def memory(root: Element, place: HostPlacement) -> None:
     """Huge pages, and which memory of the host is used."""
-    pages = [(number, cell.page_kb) for number, cell in enumerate(place.cells) if cell.page_kb > SMALL_PAGE]
+    pages = [(number, numa_node.page_kb) for number, numa_node in enumerate(place.numa_nodes)
+             if numa_node.page_kb > SMALL_PAGE_KIB]
     if pages:
         backing = SubElement(SubElement(root, "memoryBacking"), "hugepages")
         for number, size in pages:
             SubElement(backing, "page", size=str(size), unit="KiB", nodeset=str(number))
-    if place.cells:
+    if place.numa_nodes:
         tuned = SubElement(root, "numatune")
-        SubElement(tuned, "memory", mode="strict", nodeset=listed(cell.cell for cell in place.cells))
-        for number, cell in enumerate(place.cells):
-            SubElement(tuned, "memnode", cellid=str(number), mode="strict", nodeset=str(cell.cell))
+        SubElement(tuned, "memory", mode="strict",
+                   nodeset=listed(numa_node.numa_node for numa_node in place.numa_nodes))
+        for number, numa_node in enumerate(place.numa_nodes):
+            SubElement(tuned, "memnode", cellid=str(number), mode="strict", nodeset=str(numa_node.numa_node))
 
 
-def cpus(root: Element, vcpus: int, options: Options, place: Place) -> None:
+def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> None:
     """How many, where they run, and their part of the host's time. The emulator's own threads run where any of
     them does."""
     vcpu = SubElement(root, "vcpu")
     vcpu.text = str(vcpus)
-    if place.cpus and not place.cells:
+    if place.cpus and not place.numa_nodes:
         vcpu.set("placement", "static")
         vcpu.set("cpuset", listed(place.cpus))
     tuned = Element("cputune")
@@ -92,18 +94,19 @@ def cpus(root: Element, vcpus: int, options: Options, place: Place) -> None:
         root.append(tuned)
 
 
-def topology(root: Element, cpu: Element | None, hardware: Hardware, place: Place) -> None:
-    """Sockets, cores, threads, and the guest's cells, below ``cpu``, which is made when there is none."""
-    if not hardware.sockets and not place.cells:
+def topology(root: Element, cpu: Element | None, hardware: Hardware, place: HostPlacement) -> None:
+    """Sockets, cores, threads, and the guest's NUMA nodes, below ``cpu``, which is made when there is none."""
+    if not hardware.sockets and not place.numa_nodes:
         return
     cpu = SubElement(root, "cpu") if cpu is None else cpu
     if hardware.sockets:
         SubElement(cpu, "topology", sockets=str(hardware.sockets), cores=str(hardware.cores),
                    threads=str(hardware.threads_per_core))
-    if place.cells:
+    if place.numa_nodes:
         numa = SubElement(cpu, "numa")
-        for number, cell in enumerate(place.cells):
-            SubElement(numa, "cell", id=str(number), cpus=listed(cell.cpus), memory=str(cell.memory_mb), unit="MiB")
+        for number, numa_node in enumerate(place.numa_nodes):
+            SubElement(numa, "cell", id=str(number), cpus=listed(numa_node.cpus), memory=str(numa_node.memory_mb),
+                       unit="MiB")
 
 
 def features(found: Element, options: Options, virt_type: str) -> None:
@@ -170,7 +173,7 @@ def screen(devices: Element, options: Options) -> None:
         found.set("vram", str(int(options["video_ram_mb"]) * 1024) if "video_ram_mb" in options else "16384")
 
 
-def rest(devices: Element, options: Options, place: Place) -> None:
+def rest(devices: Element, options: Options, place: HostPlacement) -> None:
     """Source of random numbers, pointer, watchdog, PCI devices of the host."""
     if options.get("rng") != "no":
         random = SubElement(devices, "rng", model="virtio")

@@ -14,23 +14,25 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.models import Device, Fitting, HostInventory
+from common.models import Device, HardwareAssignment, HostInventory
 from compute_agent import machine
 from compute_agent.cpu_sets import CpuSets
-from compute_agent.virt.libvirt import capabilities
-from compute_agent.virt.libvirt.connection import EXPAND_FEATURES, Connection
+from compute_agent.virt.libvirt import capabilities, shares
+from compute_agent.virt.libvirt.connection import BASELINE_CPU_EXPAND_FEATURES, Connection
 from compute_agent.virt.libvirt.domain_xml import ARCH, EMULATED_CPU, MACHINE
-from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, Place
-from compute_agent.virt.traits import COMMON, OURS, of_processor
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, HostPlacement
+from compute_agent.virt.traits import COMMON, OWN_TRAITS, of_processor
 
+#: Of the folder of guests' folders: QEMU's group goes through it to its files, and nobody else.
+FOLDER_MODE = 0o710
 LOG = logging.getLogger(__name__)
 GIBIBYTE = 1 << 30
-PROBE_SECONDS = 5.0
+PROBE_TIMEOUT_SECONDS = 5.0
 #: probe.S as assembled; it writes 0x10 to isa-debug-exit, which makes QEMU end with 33.
 PROBE = bytes.fromhex(
     "fa31c08ed88ec08ed0bc007cfcbf0010b90018f3abc70600100320c70600200330c706003083000f0116c07c0f20c00c"
@@ -48,9 +50,9 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HostCapabilities:
     """What libvirt says about its host; memory in MiB. domain_capabilities: what its guests can have, empty where
-    libvirt does not say (its mock-up); cpu_features: those that guests see."""
+    libvirt does not say (its mock-up); cpu_features: those that guests see; serves_folders: has it a virtiofsd?"""
 
     hypervisor: str
     version: int
@@ -60,10 +62,11 @@ class Facts:
     capabilities: str
     domain_capabilities: str = ""
     cpu_features: tuple[str, ...] = ()
+    serves_folders: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class HostOptions:
     """What the operator says of this host."""
 
     hostname: str = ""
@@ -72,38 +75,71 @@ class About:
     reserved_disk_gb: int = 0
     cpus: CpuSets = CpuSets()
     devices: Sequence[Device] = ()
+    share_address: str = ""
 
 
-def facts(libvirt: Connection, virt_type: str) -> Facts:
+def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
     """Ask libvirt; ``virt_type``: what guests run under."""
-    def ask(connection: Any) -> Facts:
+    def ask(connection: Any) -> HostCapabilities:
         _, memory_mb, cpus, *_ = connection.getInfo()
-        told = ""
+        domain_capabilities = ""
         features: tuple[str, ...] = ()
         if virt_type != "test":
-            told = str(connection.getDomainCapabilities(None, ARCH, MACHINE, virt_type))
-            cpu = capabilities.host_model(told) if virt_type == "kvm" else None
+            domain_capabilities = str(connection.getDomainCapabilities(None, ARCH, MACHINE, virt_type))
+            cpu = capabilities.host_model(domain_capabilities) if virt_type == "kvm" else None
             cpu = cpu or capabilities.GuestCpu(EMULATED_CPU)
             model = f"<cpu><arch>{ARCH}</arch><model>{cpu.model}</model></cpu>"
-            features = tuple(cpu.features(connection.baselineCPU([model], EXPAND_FEATURES)))
-        return Facts(connection.getType(), connection.getVersion(), connection.getHostname(), cpus, memory_mb,
-                     connection.getCapabilities(), told, features)
+            features = tuple(cpu.features(connection.baselineCPU([model], BASELINE_CPU_EXPAND_FEATURES)))
+        return HostCapabilities(connection.getType(), connection.getVersion(), connection.getHostname(), cpus,
+                                memory_mb,
+                     connection.getCapabilities(), domain_capabilities, features,
+                     bool(domain_capabilities) and shares.is_served())
     return libvirt.ask("describe the host", ask)
 
 
-def inventory(facts: Facts, state_dir: Path, virt_type: str, about: About) -> HostInventory:
+def inventory(facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions) -> HostInventory:
     """All that this host has; the disk is the file system that holds ``state_dir``."""
     disk = os.statvfs(state_dir)
-    cells = capabilities.cells(facts.capabilities, about.cpus)
+    numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
     shared, dedicated = about.cpus.split(range(facts.cpus))
     return HostInventory(
         hypervisor_type=facts.hypervisor, hypervisor_version=facts.version,
         hypervisor_hostname=about.hostname or facts.hostname, vcpus=len(shared), memory_mb=facts.memory_mb,
         disk_gb=disk.f_frsize * disk.f_blocks // GIBIBYTE, host_ip=about.host_ip,
-        cpu_info=capabilities.cpu_info(facts.capabilities), traits=traits(facts, any(cell.siblings for cell in cells)),
+        cpu_info=capabilities.cpu_info(facts.capabilities),
+        traits=traits(facts, any(numa_node.siblings for numa_node in numa_nodes)),
         reserved_memory_mb=about.reserved_memory_mb, reserved_disk_gb=about.reserved_disk_gb, pcpus=len(dedicated),
-        cells=cells, devices=list(about.devices),
-        facts={"supported_instances": capabilities.supported_instances(facts.capabilities, virt_type)})
+        numa_nodes=numa_nodes, devices=list(about.devices),
+        facts={"supported_instances": capabilities.supported_instances(facts.capabilities, virt_type),
+               **({"share_address": about.share_address} if about.share_address else {})})
+
+
+def close_to_others(instances: Path, host_capabilities: str) -> None:
+    """Of all users but ours only QEMU's group, which libvirt's capabilities say, may go through to guests' files."""
+    user = capabilities.guests_user(host_capabilities)
+    if user is None:
+        return
+    try:
+        os.chown(instances, -1, user[1])
+        instances.chmod(FOLDER_MODE)
+    except OSError as problem:
+        LOG.warning("other users of this host can go through %s: it cannot be given to QEMU's group: %s",
+                    instances, problem)
+
+
+def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
+    """These files are QEMU's, as libvirt makes them when it starts a guest. For one that came over storage which
+    libvirt does not know to be shared: there its source takes them back when the guest has gone."""
+    user = capabilities.guests_user(libvirt.ask("describe its users", lambda one: str(one.getCapabilities())))
+    if user is None:
+        return
+    for file in files:
+        about = file.stat()
+        if (about.st_uid, about.st_gid) != user:
+            try:
+                os.chown(file, *user, follow_symlinks=False)
+            except PermissionError as problem:
+                LOG.warning("the guest may not be able to go on, for QEMU cannot open its file: %s", problem)
 
 
 def storage_id(instances: Path) -> str:
@@ -124,23 +160,29 @@ def storage_id(instances: Path) -> str:
     return path.read_text().strip()
 
 
-def place(libvirt: Connection, about: About, fitting: Fitting) -> Place:
-    """Where on this host a guest with this fitting is."""
+def place(libvirt: Connection, about: HostOptions, assignment: HardwareAssignment) -> HostPlacement:
+    """Where on this host a guest with this assignment is."""
     shared: dict[int, tuple[int, ...]] = {}
-    if fitting.cells:
+    if assignment.numa_nodes:
         described = libvirt.ask("describe the host", lambda connection: str(connection.getCapabilities()))
-        shared = {cell.id: tuple(cell.cpus) for cell in capabilities.cells(described, about.cpus)}
-    return Place(tuple(fitting.cells), tuple(fitting.devices), shared, tuple(sorted(about.cpus.shared or ())),
+        shared = {numa_node.id: tuple(numa_node.cpus) for numa_node in capabilities.numa_nodes(described, about.cpus)}
+    return HostPlacement(tuple(assignment.numa_nodes), tuple(assignment.devices), shared,
+                         tuple(sorted(about.cpus.shared or ())),
                  machine.most_cpu_shares())
 
 
-def traits(facts: Facts, has_threads: bool) -> list[str]:
+def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
     """What guests of this host can have, sorted."""
-    found = {*COMMON, *OURS, *of_processor(facts.cpu_features)}
+    found = {*COMMON, *OWN_TRAITS, *of_processor(facts.cpu_features)}
     found |= {f"COMPUTE_STORAGE_BUS_{bus.upper()}"
               for bus in DISK_BUSES if bus in capabilities.offered(facts.domain_capabilities, "disk", "bus")}
     found |= {f"COMPUTE_GRAPHICS_MODEL_{model.upper()}" for model in VIDEO_MODELS
               if model in capabilities.offered(facts.domain_capabilities, "video", "modelType")}
+    if facts.serves_folders and "virtiofs" in capabilities.offered(facts.domain_capabilities, "filesystem",
+                                                                   "driverType"):
+        found.add("COMPUTE_STORAGE_VIRTIO_FS")
+    if "memfd" in capabilities.memory_sources(facts.domain_capabilities):
+        found.add("COMPUTE_MEM_BACKING_FILE")
     if facts.domain_capabilities:
         found |= {f"COMPUTE_NET_VIF_MODEL_{model.upper()}" for model in VIF_MODELS}
         found |= {"HW_ARCH_X86_64", "COMPUTE_ARCH_X86_64", "COMPUTE_FIRMWARE_BIOS"}
@@ -148,7 +190,7 @@ def traits(facts: Facts, has_threads: bool) -> list[str]:
 
 
 def kvm_works(state_dir: Path) -> bool:
-    """Whether a guest runs under KVM: asked once a boot, at most ``PROBE_SECONDS`` long."""
+    """Whether a guest runs under KVM: asked once a boot, at most ``PROBE_TIMEOUT_SECONDS`` long."""
     answer_file, boot = state_dir / "kvm.json", boot_id()
     try:
         answer = json.loads(answer_file.read_text())
@@ -163,7 +205,7 @@ def kvm_works(state_dir: Path) -> bool:
     return works
 
 
-def probe(accelerator: str, seconds: float = PROBE_SECONDS) -> bool:
+def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
     """Run the probe guest under an accelerator of QEMU ("kvm" or "tcg"); False when it does not end well."""
     emulator = shutil.which("qemu-system-x86_64")
     if emulator is None:

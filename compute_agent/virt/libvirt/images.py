@@ -2,9 +2,10 @@
 """The cache of images: each fetched once, verified, inspected, and named by its checksum.
 
 Called by ``virt.libvirt.driver``. An image is hostile until proved otherwise: while its bytes stream in they are
-counted, hashed and read by a format inspector, and only when all three agree does the file get its name, which is its
-checksum (``bases``). Until then no other program opens it. A server's folder holds a hard link to its image, so an
-image with one name only is not used by anybody and may be evicted; that it was asked for is kept as its access time.
+counted and hashed, helpers inspect the beginning and then the whole (``inspection``), and only when all agree does the
+file get its name, which is its checksum (``backing_files``). Until then no other program opens it. A server's folder
+holds a hard link to its image, so an image with one name only is not used by anybody and may be evicted; that it was
+asked for is kept as its access time.
 Must stay true: a file in the cache without ``.part`` is whole, verified, refers to no other file, and is never written
 again.
 """
@@ -23,33 +24,31 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, cast
-
-from oslo_utils.imageutils import format_inspector
 
 from common import errors
+from common.command_progress import CommandPhase
 from common.models import ImageRef
-from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, Run, VerbFailed
-from compute_agent.virt.fetches import FETCHES, Fetches
-from compute_agent.virt.libvirt import bases
-from compute_agent.virt.libvirt.pump import PATIENCE, pumped
+from compute_agent.virt.download_limit import MAX_DOWNLOADS, DownloadLimit
+from compute_agent.virt.driver import Cancelled, ImageReader, ImageWriter, VerbContext, VerbFailed
+from compute_agent.virt.libvirt import backing_files, inspection
+from compute_agent.virt.libvirt.background_reads import LOOK_SECONDS, read_in_background
 
 log = logging.getLogger(__name__)
-#: Declared format -> what the inspector may call its content (a partitioned raw disk is "gpt" to it).
-FORMATS = {"qcow2": {"qcow2"}, "raw": {"raw", "gpt"}}
-MEBIBYTE, GIBIBYTE, HEADER_BYTES = 1 << 20, 1 << 30, 64 << 10
+MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
+#: Of a longer image so much is inspected before the rest is fetched.
+FIRST_INSPECTED_BYTES = MEBIBYTE
 #: Seconds in which an image that was asked for gets its link in a server's folder.
-ABOUT_TO_BE_USED = 600
-#: A VMDK descriptor, which is text that names other files; the inspector overlooks one padded with zeros.
-DESCRIPTOR = re.compile(rb"disk descriptorfile|createtype\s*=", re.IGNORECASE)
+UNUSED_SECONDS = 600
+#: What this process has inspected; the same content has the same verdict wherever it is.
+INSPECTIONS = inspection.InspectionCache()
 
 
-class Missing(VerbFailed):
+class ImageMissing(VerbFailed):
     """The image service does not have the image, or does not give it away."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedImage:
     """A verified image in the cache; ``virtual_size`` in bytes is what the guest will see."""
 
     path: Path
@@ -61,41 +60,40 @@ class ImageCache:
     """``folder`` is this host's alone. ``ttl``: seconds that an image nobody uses stays. ``fetches``: images fetched
     at a time. Thread-safe."""
 
-    def __init__(self, folder: Path, ttl: float = 24 * 3600, fetches: int = FETCHES) -> None:
+    def __init__(self, folder: Path, ttl: float = 24 * 3600, fetches: int = MAX_DOWNLOADS) -> None:
         self._folder = folder
         self._ttl = ttl
-        self._fetches = Fetches(fetches)
+        self._fetches = DownloadLimit(fetches)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o711)
+        folder.chmod(0o700)
         for stale in folder.glob("*.part"):
             stale.unlink()
 
-    def fetch(self, image: ImageRef, max_bytes: int, read_image: ImageReader, run: Run) -> Cached:
+    def fetch(self, image: ImageRef, max_bytes: int, read_image: ImageReader, context: VerbContext) -> CachedImage:
         """The image, fetched unless it is here. ``max_bytes`` bounds its virtual size (0: no bound).
 
         VerbFailed says why it cannot be used; Cancelled within five seconds, even when no byte arrives;
         Unavailable when the image service is.
         """
-        if image.disk_format not in FORMATS:
+        if image.disk_format not in inspection.FORMATS:
             raise VerbFailed(f"Images of format {image.disk_format!r} are not supported here; "
-                             f"convert it to one of {', '.join(FORMATS)}.")
+                             f"convert it to one of {', '.join(inspection.FORMATS)}.")
         name = _key(image)
         lock = self._locks[name]
-        while not lock.acquire(timeout=PATIENCE):
-            _stop_if_cancelled(run)
+        while not lock.acquire(timeout=LOOK_SECONDS):
+            _stop_if_cancelled(context)
         try:
-            path = self._cached(name, run)
+            path = self._cached(name, context)
             if path is None:
-                with self._fetches.one(run):
-                    run.phase("fetching image")
-                    path = self._fetch(image, name, max_bytes, read_image, run)
+                with self._fetches.one(context):
+                    context.phase(CommandPhase.FETCHING_IMAGE)
+                    path = self._fetch(image, name, max_bytes, read_image, context)
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         finally:
             lock.release()
-        size = _inspect_cached(path, image.disk_format)
-        _refuse_too_large(size, max_bytes)
-        return Cached(path, image.disk_format, size)
+        size = _inspected(path, path.name, image.disk_format, max_bytes, context)
+        return CachedImage(path, image.disk_format, size)
 
     def evict(self, now: float | None = None) -> list[str]:
         """Remove what no server links to and was not asked for within the TTL; returns the names."""
@@ -105,7 +103,7 @@ class ImageCache:
             about = path.lstat()
             lock = self._locks[path.name]
             used = max(about.st_atime, about.st_mtime)
-            if about.st_nlink == 1 and now - used > max(self._ttl, ABOUT_TO_BE_USED) and lock.acquire(blocking=False):
+            if about.st_nlink == 1 and now - used > max(self._ttl, UNUSED_SECONDS) and lock.acquire(blocking=False):
                 try:
                     path.unlink()
                     evicted.append(path.name)
@@ -113,45 +111,50 @@ class ImageCache:
                     lock.release()
         return evicted
 
-    def _cached(self, name: str, run: Run) -> Path | None:
+    def _cached(self, name: str, context: VerbContext) -> Path | None:
         """The file that is here under this name, or that an image's id leads to; one that was changed goes."""
         path = self._folder / name
         if path.is_symlink():
             path = self._folder / os.readlink(path)
         if not path.exists():
             return None
-        if bases.image_of(path.name) is None:       # of a release that named it by its id alone
+        if backing_files.image_of(path.name) is None:       # of a release that named it by its id alone
             path.unlink()
             return None
         try:
-            bases.verify(path, run)
+            backing_files.verify(path, context)
         except VerbFailed as changed:
             log.error("an image in the cache is not what was fetched and is fetched again: %s", changed.details)
             path.unlink()
             return None
         return path
 
-    def _fetch(self, image: ImageRef, name: str, max_bytes: int, read_image: ImageReader, run: Run) -> Path:
+    def _fetch(self, image: ImageRef, name: str, max_bytes: int, read_image: ImageReader, context: VerbContext) -> Path:
         if shutil.disk_usage(self._folder).free < image.size:
             raise VerbFailed("The host has no space for the image.", retryable=True,
                              details=f"{image.size} bytes needed in {self._folder}; free space or evict images")
         part = self._folder / f"{name}.{os.getpid()}.part"
-        digest = hashlib.new(image.hash_algo if image.hash_value else bases.OWN_HASH)
+        digest = hashlib.new(image.hash_algo if image.hash_value else backing_files.OWN_HASH)
         try:
-            with part.open("wb") as file, closing(_fetched(image.id, read_image, run)) as chunks:
-                for chunk in _checked(image, max_bytes, chunks):
+            with part.open("wb") as file, closing(_fetched(image.id, read_image, context)) as chunks:
+                for chunk in _checked(image, chunks):
                     digest.update(chunk)
                     file.write(chunk)
                     if image.size:
-                        run.phase(f"fetching image {100 * file.tell() // image.size} %")
+                        context.phase(CommandPhase.FETCHING_IMAGE, 100 * file.tell() // image.size)
+                    if file.tell() - len(chunk) < FIRST_INSPECTED_BYTES <= file.tell():
+                        file.flush()
+                        _refuse_too_large(inspection.begun(part, image.disk_format, context) or 0, max_bytes)
                 _refuse_altered(image, digest.hexdigest())
                 file.flush()
+                content = backing_files.content_name(replace(image, hash_algo=digest.name,
+                                                             hash_value=digest.hexdigest()))
+                _inspected(part, content, image.disk_format, max_bytes, context)
                 os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
-            path = self._folder / bases.content_name(
-                replace(image, hash_algo=digest.name, hash_value=digest.hexdigest()))
+            path = self._folder / content
             os.replace(part, path)
-            bases.mark_verified(path)
+            backing_files.mark_verified(path)
             if path.name != name:
                 _lead(self._folder / name, path.name)
             return path
@@ -162,6 +165,17 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
 
+def _inspected(path: Path, content: str, declared: str, max_bytes: int, context: VerbContext) -> int:
+    """The virtual size of what is in this file; what was found good before is not read again."""
+    known = INSPECTIONS.get(content)
+    size = inspection.finished(path, declared, context) if known is None else known
+    _refuse_too_large(size, max_bytes)
+    if known is None:
+        inspection.require_opens(path, declared, context)
+        INSPECTIONS.add(content, size)
+    return size
+
+
 def _lead(name: Path, content: str) -> None:
     """From the name of an image whose checksum nobody knew to its content."""
     part = name.with_name(f"{name.name}.part")
@@ -170,23 +184,16 @@ def _lead(name: Path, content: str) -> None:
     os.replace(part, name)
 
 
-def _checked(image: ImageRef, max_bytes: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Hand the chunks on; raise VerbFailed as soon as they are not the image that was promised."""
-    inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", chunks))
-    size, known, head = 0, False, b""
-    for chunk in inspectors:
+def _checked(image: ImageRef, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Hand the chunks on; raise VerbFailed as soon as they are not as many as were promised."""
+    size = 0
+    for chunk in chunks:
         size += len(chunk)
-        head += chunk[:HEADER_BYTES - len(head)]
         if image.size and size > image.size:
             raise VerbFailed(f"The image is longer than the {image.size} bytes that the image service announced.")
-        if not known and inspectors.formats is not None:
-            known = True
-            _refuse_unsafe(image.disk_format, inspectors, head, size, max_bytes)
         yield chunk
-    inspectors.close()
     if image.size and size != image.size:
         raise VerbFailed(f"The image ended after {size} of {image.size} bytes.", retryable=True)
-    _refuse_unsafe(image.disk_format, inspectors, head, size, max_bytes)
 
 
 def _refuse_altered(image: ImageRef, found: str) -> None:
@@ -195,55 +202,21 @@ def _refuse_altered(image: ImageRef, found: str) -> None:
                          "upload it again.", details=f"found {found}, expected {image.hash_value}")
 
 
-def _refuse_unsafe(declared: str, inspectors: format_inspector.InspectWrapper, head: bytes, size: int,
-                   max_bytes: int) -> None:
-    """The content is what was declared, only that, and refers to nothing outside itself."""
-    found = {str(match) for match in inspectors.formats or []}
-    if "raw" in found and DESCRIPTOR.search(head):
-        found = {"vmdk"}
-    names = sorted(found)
-    if len(names) != 1 or names[0] not in FORMATS[declared]:
-        raise VerbFailed(f"The image is declared as {declared} but its content is {' and '.join(names) or 'unknown'}.")
-    if declared != "raw" and inspectors.format is not None:
-        _refuse_references(inspectors.format)
-        size = inspectors.format.virtual_size
-    _refuse_too_large(size, max_bytes)
-
-
-def _refuse_references(inspector: format_inspector.FileInspector) -> None:
-    try:
-        inspector.safety_check()
-    except format_inspector.SafetyCheckFailed as failed:
-        reasons = "; ".join(str(reason) for reason in failed.failures.values())
-        raise VerbFailed(f"The image is not safe to use: {reasons}.", details=f"failed: {failed}") from failed
-
-
 def _refuse_too_large(virtual_size: int, max_bytes: int) -> None:
     if max_bytes and virtual_size > max_bytes:
         raise VerbFailed(f"The image's disk of {virtual_size / GIBIBYTE:.2f} GiB does not fit into the flavor's root "
                          f"disk of {max_bytes / GIBIBYTE:.0f} GiB; take a larger flavor.")
 
 
-def _inspect_cached(path: Path, declared: str) -> int:
-    """The virtual size in bytes; qcow2 is checked again, which costs one read of its header."""
-    if declared == "raw":
-        return path.stat().st_size
-    inspector = format_inspector.QcowInspector()
-    with path.open("rb") as file:
-        inspector.eat_chunk(file.read(HEADER_BYTES))
-    _refuse_references(inspector)
-    return int(inspector.virtual_size)
-
-
-def _fetched(image_id: str, read_image: ImageReader, run: Run) -> Generator[bytes, None, None]:
+def _fetched(image_id: str, read_image: ImageReader, context: VerbContext) -> Generator[bytes, None, None]:
     """The reader's chunks, and its errors in a verb's words."""
     try:
-        with closing(pumped(f"fetch-{image_id}", lambda: read_image(image_id), run)) as chunks:
+        with closing(read_in_background(f"fetch-{image_id}", lambda: read_image(image_id), context)) as chunks:
             yield from chunks
     except (VerbFailed, Cancelled, errors.Unavailable):
         raise
     except errors.Problem as problem:
-        kind = Missing if isinstance(problem, (errors.NotFound, errors.Forbidden)) else VerbFailed
+        kind = ImageMissing if isinstance(problem, (errors.NotFound, errors.Forbidden)) else VerbFailed
         raise kind(problem.text, details=f"image {image_id}: {problem!r}") from problem
     except Exception as problem:
         raise VerbFailed("The image could not be fetched from the image service.", retryable=True,
@@ -256,15 +229,15 @@ def _key(image: ImageRef) -> str:
         if not re.fullmatch(r"[0-9a-fA-F-]{32,36}", image.id):
             raise VerbFailed("The image's id is not a UUID.", details=f"id {image.id!r}")
         return f"id-{image.id.lower()}.{image.disk_format}"
-    return bases.content_name(image)
+    return backing_files.content_name(image)
 
 
-def _stop_if_cancelled(run: Run) -> None:
-    if run.cancelled():
+def _stop_if_cancelled(context: VerbContext) -> None:
+    if context.cancelled():
         raise Cancelled
 
 
-def upload(path: Path, write_image: ImageWriter, run: Run) -> int:
+def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
     """Hand the file's bytes to the image service; returns their number. A writer that hangs does not outlast a
     cancel: it has a thread of its own."""
     box: queue.Queue[Exception | None] = queue.Queue()
@@ -286,21 +259,21 @@ def upload(path: Path, write_image: ImageWriter, run: Run) -> int:
         except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
             box.put(error)
 
-    run.phase("uploading 0 %")
+    context.phase(CommandPhase.UPLOADING, 0)
     threading.Thread(target=push, name=f"upload-{path.parent.name}", daemon=True).start()
     try:
         while True:
-            run.phase(f"uploading {100 * sent // max(size, 1)} %")
-            _stop_if_cancelled(run)
+            context.phase(CommandPhase.UPLOADING, 100 * sent // max(size, 1))
+            _stop_if_cancelled(context)
             try:
-                error = box.get(timeout=PATIENCE)
+                error = box.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
             break
     finally:
         left.set()
     if error is None:
-        run.phase("uploading 100 %")
+        context.phase(CommandPhase.UPLOADING, 100)
         return size
     if isinstance(error, (VerbFailed, Cancelled, errors.Unavailable)):
         raise error

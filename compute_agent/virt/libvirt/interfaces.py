@@ -11,58 +11,60 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from common.command_progress import CommandPhase
 from common.models import DomainState
-from compute_agent.virt.driver import PAUSED, Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import Plug, when_bridged
 from compute_agent.virt.libvirt import interface_xml, power
-from compute_agent.virt.libvirt.connection import LIVE, STORED, Connection, Found
+from compute_agent.virt.libvirt.connection import AFFECT_CONFIG, AFFECT_LIVE, Connection, GuestDomain
 
 #: Seconds in which a guest must let go of an interface, between two requests, and between two looks.
-RELEASE_SECONDS, ASK_EVERY, LOOK_EVERY = 20.0, 4.0, 0.2
+RELEASE_SECONDS, REQUEST_SECONDS, LOOK_SECONDS = 20.0, 4.0, 0.2
 
 
-def attach(libvirt: Connection, server: str, fence: int, plug: Plug, run: Run) -> DomainState:
+def attach(libvirt: Connection, server: str, fence: int, plug: Plug, context: VerbContext) -> DomainState:
     """The domain has the interface: at once when it is active, else from its next start on."""
     def work() -> None:
         found, described = _changeable(libvirt, server), libvirt.describe(server)
         live = found.active and plug.mac not in interface_xml.found(described)
         stored = plug.mac not in interface_xml.found(libvirt.describe(server, stored=True))
-        if run.cancelled():
+        if context.cancelled():
             raise Cancelled
         if live or stored:
             # One that an attach which was cut off has left in the guest alone is stored with the place that it has.
             place = interface_xml.addresses(described).get(plug.mac)
             description = interface_xml.text(interface_xml.element(plug, place, found.marks.options))
-            libvirt.attach(server, description, LIVE * live | STORED * stored)
-    run.phase("attaching the interface")
-    when_bridged(run, work)
+            libvirt.attach(server, description, AFFECT_LIVE * live | AFFECT_CONFIG * stored)
+    context.phase(CommandPhase.ATTACHING_INTERFACE)
+    when_bridged(context, work)
     libvirt.mark(server, fence=fence)
     return power.state(power.find(libvirt, server))
 
 
-def detach(libvirt: Connection, server: str, fence: int, mac: str, run: Run,
+def detach(libvirt: Connection, server: str, fence: int, mac: str, context: VerbContext,
            seconds: float = RELEASE_SECONDS) -> DomainState:
     """The domain has the interface no more. VerbFailed when the guest does not let go of it in time: then it stays."""
-    run.phase("detaching the interface")
-    _released(libvirt, server, mac, run, seconds)
+    context.phase(CommandPhase.DETACHING_INTERFACE)
+    _released(libvirt, server, mac, context, seconds)
     if (interface := interface_xml.found(libvirt.describe(server, stored=True)).get(mac)) is not None:
         description = interface_xml.text(interface)
-        libvirt.on(server, "pull out the interface", lambda domain: domain.detachDeviceFlags(description, STORED))
+        libvirt.on(server, "pull out the interface",
+                   lambda domain: domain.detachDeviceFlags(description, AFFECT_CONFIG))
     libvirt.mark(server, fence=fence)
     return power.state(power.find(libvirt, server))
 
 
-def settle(libvirt: Connection, server: str, fence: int, plugs: Iterable[Plug], run: Run) -> None:
+def settle(libvirt: Connection, server: str, fence: int, plugs: Iterable[Plug], context: VerbContext) -> None:
     """The active domain has these interfaces and no others."""
     wanted = {plug.mac: plug for plug in plugs}
     has = {mac for stored in (False, True) for mac in interface_xml.found(libvirt.describe(server, stored=stored))}
     for mac in has - set(wanted):
-        detach(libvirt, server, fence, mac, run)
+        detach(libvirt, server, fence, mac, context)
     for plug in wanted.values():
-        attach(libvirt, server, fence, plug, run)
+        attach(libvirt, server, fence, plug, context)
 
 
-def _released(libvirt: Connection, server: str, mac: str, run: Run, seconds: float) -> None:
+def _released(libvirt: Connection, server: str, mac: str, context: VerbContext, seconds: float) -> None:
     """Ask the running guest, again and again, until it has let go; a request may be missed by one that boots."""
     deadline, ask_at, refusal = time.monotonic() + seconds, 0.0, ""
     while True:
@@ -70,29 +72,29 @@ def _released(libvirt: Connection, server: str, mac: str, run: Run, seconds: flo
         interface = interface_xml.found(libvirt.describe(server)).get(mac) if found.active else None
         if interface is None:
             return
-        if run.cancelled():
+        if context.cancelled():
             raise Cancelled
         now = time.monotonic()
         if now > deadline or found.power_state == PAUSED:
             raise _held(found, mac, refusal)
         if now >= ask_at:
-            ask_at = now + ASK_EVERY
+            ask_at = now + REQUEST_SECONDS
             try:
                 alias = interface_xml.alias(interface)
                 libvirt.on(server, "pull out the interface",
-                           lambda domain: domain.detachDeviceAlias(alias, LIVE))  # noqa: B023 - called at once
+                           lambda domain: domain.detachDeviceAlias(alias, AFFECT_LIVE))  # noqa: B023 - called at once
             except VerbFailed as refused:
                 # QEMU refuses a second request while it deals with the first; told if nothing comes of either.
                 refusal = refused.details
-        time.sleep(LOOK_EVERY)
+        time.sleep(LOOK_SECONDS)
 
 
-def _held(found: Found, mac: str, refusal: str) -> VerbFailed:
+def _held(found: GuestDomain, mac: str, refusal: str) -> VerbFailed:
     why = "it is paused; resume it first" if found.power_state == PAUSED else "try again when it has booted"
     return VerbFailed(f"The guest did not let go of the interface {mac}: {why}. The interface stays.", details=refusal)
 
 
-def _changeable(libvirt: Connection, server: str) -> Found:
+def _changeable(libvirt: Connection, server: str) -> GuestDomain:
     """The domain, unless it is suspended: saved memory goes on with the interfaces that it was saved with."""
     found = power.find(libvirt, server)
     if found.saved:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long work of libvirt on a domain: saving its memory, copying its disk while it runs.
+"""Jobs of libvirt on a domain: saving its memory, copying its disk while it runs.
 
-Called by ``power`` and ``snapshots``. Both tell how far they are, and a cancel ends them within seconds with the guest
-as it was before. A job that an agent which died has left behind is aborted first. ``live`` has its own way with its job
-and takes ``job``, ``stop`` and ``Aside`` from here.
-Must stay true: when a function here has returned or raised, no job of ours runs on the domain; only a libvirtd that
+Called by ``power`` and ``snapshots``. Both report their progress. A cancel ends them within seconds, and the guest is
+as it was before. A job that a dead agent has left running is aborted first. ``live_migration`` follows its own job with
+``stats_of``, ``request_abort`` and ``BackgroundCall``.
+Must stay true: when a function here has returned or raised, no job of ours runs on the domain. Only a libvirtd that
 went away meanwhile (``errors.NoAnswer``) may have left one.
 """
 from __future__ import annotations
@@ -12,93 +12,98 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from common.command_progress import CommandPhase
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.libvirt.connection import (
-    IS_SAVED,
-    LAST_JOB,
-    LEAVES,
-    NO_JOB,
-    OVERTAKEN,
+    JOB_NONE,
+    JOB_OPERATION_MIGRATION_OUT,
+    JOB_OPERATION_SAVE,
+    JOB_STATS_COMPLETED,
+    NO_SUPPORT_ERRORS,
     SAVE_RUNNING,
-    UNSUPPORTED,
+    STATE_CHANGED_ERRORS,
     Connection,
+    JobStats,
 )
 
-LOOK_EVERY, ABORT_SECONDS = 0.1, 5.0
+LOOK_SECONDS, ABORT_TIMEOUT_SECONDS = 0.1, 5.0
 
 
-def save(libvirt: Connection, server: str, run: Run) -> None:
-    """Save the running or paused domain's memory and end it; started again, its CPUs run."""
+def save(libvirt: Connection, server: str, context: VerbContext) -> None:
+    """Save the memory of the running or paused domain and stop it. When it is started again, its CPUs run."""
     abort(libvirt, server)
-    call = Aside(f"save-{server}", lambda: libvirt.on(server, "save the guest's memory",
+    call = BackgroundCall(f"save-{server}", lambda: libvirt.on(server, "save the guest's memory",
                                                       lambda domain: domain.managedSave(SAVE_RUNNING)))
     cancelled = False
-    while call.lasts(LOOK_EVERY):
-        cancelled = cancelled or run.cancelled()
+    while call.lasts(LOOK_SECONDS):
+        cancelled = cancelled or context.cancelled()
         if cancelled:
             abort(libvirt, server)
         else:
-            run.phase(f"saving memory {_percent(job(libvirt, server))} %")
+            context.phase(CommandPhase.SAVING_MEMORY, _percent(stats_of(libvirt, server)))
     if call.error is None:
-        # Also when a cancel came too late: it is saved, and what comes next finds it so.
+        # A cancel may have come too late: then the memory is saved.
         return
     raise Cancelled if cancelled else call.error
 
 
-def backup(libvirt: Connection, server: str, run: Run) -> None:
-    """Follow the backup that has begun to its end. VerbFailed when it did not succeed."""
+def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
+    """Wait until the backup that was begun has ended. VerbFailed when it did not succeed."""
     try:
-        while copying := job(libvirt, server):
-            run.phase(f"copying disk {_percent(copying)} %")
-            if run.cancelled():
+        while copying := stats_of(libvirt, server):
+            context.phase(CommandPhase.COPYING_DISK, _percent(copying))
+            if context.cancelled():
                 raise Cancelled
-            time.sleep(LOOK_EVERY)
-        if run.cancelled():     # by one that came since the last look
+            time.sleep(LOOK_SECONDS)
+        if context.cancelled():     # since the last look
             raise Cancelled
     except BaseException:
         abort(libvirt, server)
         raise
-    ended = job(libvirt, server, LAST_JOB)
+    ended = stats_of(libvirt, server, JOB_STATS_COMPLETED)
     if not ended.get("success"):
         raise VerbFailed("The guest's disk could not be copied to its end; try again.", retryable=True,
-                         details=str(ended.get("errmsg") or "libvirt does not say how the backup ended"))
+                         details=str(ended.get("errmsg") or "libvirt reports no reason"))
 
 
 def abort(libvirt: Connection, server: str) -> None:
-    """End the job that runs on the domain, if one does, and wait until it has ended."""
-    deadline = time.monotonic() + ABORT_SECONDS
-    while told := job(libvirt, server):
+    """Abort the job that runs on the domain, if there is one, and wait until it has ended."""
+    deadline = time.monotonic() + ABORT_TIMEOUT_SECONDS
+    while stats := stats_of(libvirt, server):
         if time.monotonic() > deadline:
-            raise VerbFailed("The hypervisor is busy with the guest and does not stop; try again.", retryable=True)
-        stop(libvirt, server, told)
-        time.sleep(LOOK_EVERY)
+            raise VerbFailed("The host could not abort the job that runs on the server's guest; try again.",
+                             retryable=True)
+        request_abort(libvirt, server, stats)
+        time.sleep(LOOK_SECONDS)
 
 
-def stop(libvirt: Connection, server: str, told: dict[str, Any]) -> None:
-    """Ask once that the job, which libvirt tells this of, ends; not yet when libvirt would miss its end."""
-    if ends_when_told(told):
-        libvirt.on(server, "stop what it does with the guest", lambda domain: domain.abortJob(), OVERTAKEN)
+def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
+    """Ask libvirt once to abort the job with these statistics, unless libvirt would lose track of its end."""
+    if is_abortable(stats):
+        libvirt.on(server, "abort the job that runs on the guest", lambda domain: domain.abortJob(),
+                   STATE_CHANGED_ERRORS)
 
 
-def ends_when_told(told: dict[str, Any]) -> bool:
-    """Of a migration, to a host or into a file, that QEMU only sets up, libvirt 9 misses the end. Before, a disk is
-    being copied, and its figures stay when it has been; then memory travels."""
-    if told.get("operation") not in (LEAVES, IS_SAVED):
+def is_abortable(stats: JobStats) -> bool:
+    """False while QEMU sets up a migration, to a host or into a file: libvirt 9 misses the end of one that is aborted
+    then. Before that disks are copied, and their statistics stay afterwards; after that memory is copied."""
+    if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True
-    return bool(told.get("memory_processed") or told.get("disk_remaining"))
+    return bool(stats.get("memory_processed") or stats.get("disk_remaining"))
 
 
-def job(libvirt: Connection, server: str, flags: int = 0) -> dict[str, Any]:
-    """What libvirt tells of the domain's job, in its own words; empty when there is none."""
-    told: dict[str, Any] = libvirt.on(server, "say what it does with the guest",
-                                      lambda domain: domain.jobStats(flags), (*OVERTAKEN, *UNSUPPORTED)) or {}
-    return told if told.get("type", NO_JOB) != NO_JOB else {}
+def stats_of(libvirt: Connection, server: str, flags: int = 0) -> JobStats:
+    """The statistics of the domain's job as libvirt names them; empty when there is no job."""
+    stats: JobStats = libvirt.on(server, "report the job that runs on the guest",
+                                      lambda domain: domain.jobStats(flags),
+                                      (*STATE_CHANGED_ERRORS, *NO_SUPPORT_ERRORS)) or {}
+    return stats if stats.get("type", JOB_NONE) != JOB_NONE else {}
 
 
-class Aside:
-    """A call of libvirt's that lasts as long as its job, in a thread of its own; ``error``: what it ended with."""
+class BackgroundCall:
+    """A call to libvirt that lasts as long as its job, in a thread of its own. ``error``: the exception that ended
+    it."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.error: Exception | None = None
@@ -107,18 +112,18 @@ class Aside:
         self._thread.start()
 
     def lasts(self, seconds: float) -> bool:
-        """Whether it is still under way after at most that long."""
+        """Whether it still runs after at most that long."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - told to the verb's thread, which raises it
+        except Exception as error:  # noqa: BLE001 - the verb's thread raises it
             self.error = error
 
 
-def _percent(told: dict[str, Any]) -> int:
-    total = int(told.get("data_total") or told.get("disk_total") or 0)
-    done = int(told.get("data_processed") or told.get("disk_processed") or 0)
+def _percent(stats: JobStats) -> int:
+    total = int(stats.get("data_total") or stats.get("disk_total") or 0)
+    done = int(stats.get("data_processed") or stats.get("disk_processed") or 0)
     return min(100, 100 * done // total) if total else 0

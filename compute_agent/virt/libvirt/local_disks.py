@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a server beside its root disk: ephemeral ones and swap, each a qcow2 file that stands on nothing.
 
-Called by ``guests``, ``moves``, ``arrivals`` and ``resizes``. A disk is made aside: the program of its file system
-writes on a sparse raw file, which becomes the disk's content; when that is whole the disk gets its name.
-Must stay true: an ephemeral disk that is here is made again by a rebuild only, and one that should be here and is not
-is never made up in silence. What swap held is worth nothing once its guest is off.
+Called by ``guests``, ``cold_migration``, ``incoming_migration`` and ``resizes``. A disk is made aside: the program of
+its file system writes on a sparse raw file, which becomes the disk's content; when that is whole the disk gets its
+name. Must stay true: an ephemeral disk that is here is made again by a rebuild only, and one that should be here and is
+not is never made up in silence. What swap held is worth nothing once its guest is off.
 """
 from __future__ import annotations
 

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power: what starts, stops, pauses and suspends a domain that exists.
+"""Power: starts, stops, pauses and suspends an existing domain.
 
-Called by ``virt.libvirt.driver`` and ``guests``. Each function looks first and does what is missing.
-Must stay true: no domain starts before its disks were verified; the fence is written before a domain starts and counts
-once it runs; saved memory is given up by a stop and by nothing else here.
+Called by ``virt.libvirt.driver`` and ``guests``. Each function checks the state first and does what is missing.
+Must stay true: no domain starts before its disks were verified; the fence is written before a domain starts and is
+valid once it runs; only a stop drops saved memory.
 """
 from __future__ import annotations
 
 import time
 
+from common.command_progress import CommandPhase
 from common.models import DomainState
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import when_bridged
-from compute_agent.virt.libvirt import disks, jobs, layout
-from compute_agent.virt.libvirt.connection import Connection, Found
+from compute_agent.virt.libvirt import disks, jobs, running_domain
+from compute_agent.virt.libvirt.connection import Connection, GuestDomain
 
-#: Seconds between two looks at a domain that should power off, and between two presses of its button: a guest
-#: that has just begun to boot misses the first.
-LOOK_EVERY, PRESS_EVERY = 0.1, 5.0
+#: Between two looks at a domain that should power off, and between two ACPI requests: a guest that has just begun to
+#: boot misses the first.
+LOOK_SECONDS, PRESS_SECONDS = 0.1, 5.0
 
 
-def find(libvirt: Connection, server: str) -> Found:
+def find(libvirt: Connection, server: str) -> GuestDomain:
     """The server's domain. VerbFailed when there is none."""
     found = libvirt.find(server)
     if found is None:
@@ -28,7 +29,7 @@ def find(libvirt: Connection, server: str) -> Found:
     return found
 
 
-def find_active(libvirt: Connection, server: str) -> Found:
+def find_active(libvirt: Connection, server: str) -> GuestDomain:
     """The server's domain, which runs or is paused. VerbFailed when it is off."""
     found = find(libvirt, server)
     if not found.active:
@@ -37,36 +38,36 @@ def find_active(libvirt: Connection, server: str) -> Found:
 
 
 def refuse_active(libvirt: Connection, server: str) -> None:
-    """VerbFailed when a QEMU here has the server's disk."""
+    """VerbFailed when the server's domain is active here, so that a QEMU has its disk open."""
     found = libvirt.find(server)
     if found and found.active:
         raise VerbFailed("The server runs on this host; stop it first.",
                          details=f"power state {found.power_state}, fence {found.fence}")
 
 
-def start(libvirt: Connection, server: str, fence: int, run: Run, paused: bool = False) -> DomainState:
-    """Make the domain run under this fence; one that is paused or saved goes on where it was. With ``paused`` one that
-    is off is started with CPUs that wait, and one that is paused stays so."""
-    run.phase("starting")
+def start(libvirt: Connection, server: str, fence: int, context: VerbContext, paused: bool = False) -> DomainState:
+    """Start the domain under this fence; a paused one is resumed, a saved one restored. With ``paused`` a domain that
+    is off is started with stopped CPUs, and a paused one stays paused."""
+    context.phase(CommandPhase.STARTING)
     found = find(libvirt, server)
-    if run.cancelled():
+    if context.cancelled():
         raise Cancelled
     if not found.active:
-        for disk in layout.disks(libvirt.describe(server, stored=True)).values():
-            disks.verify(disk, run)
+        for disk in running_domain.disks(libvirt.describe(server, stored=True)).values():
+            disks.verify(disk, context)
         libvirt.mark(server, fence=fence, started=int(time.time()))
 
         def begin() -> None:
-            run.require_lease()
+            context.require_lease()
             libvirt.start(server, paused and not found.saved)
-        when_bridged(run, begin)
+        when_bridged(context, begin)
     elif found.fence != fence:
         libvirt.mark(server, fence=fence)
     if find(libvirt, server).power_state == PAUSED and not paused:
-        run.require_lease()
+        context.require_lease()
         libvirt.resume(server)
     if found.saved:
-        # The marks that it was saved with came back with it.
+        # The restored domain has the metadata that it was saved with.
         libvirt.mark(server, fence=fence, started=int(time.time()))
     return state(find(libvirt, server))
 
@@ -78,34 +79,34 @@ def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
     return state(find_active(libvirt, server))
 
 
-def suspend(libvirt: Connection, server: str, fence: int, run: Run) -> DomainState:
+def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) -> DomainState:
     if not find(libvirt, server).saved:
         find_active(libvirt, server)
-        run.phase("saving memory 0 %")
-        if run.cancelled():
+        context.phase(CommandPhase.SAVING_MEMORY, 0)
+        if context.cancelled():
             raise Cancelled
-        jobs.save(libvirt, server, run)
+        jobs.save(libvirt, server, context)
     libvirt.mark(server, fence=fence)
     return state(find(libvirt, server))
 
 
-def off(libvirt: Connection, server: str, timeout: float, run: Run) -> None:
-    """ACPI for ``timeout`` seconds, then the plug; at once for one whose CPUs do not run. Saved memory is lost."""
+def off(libvirt: Connection, server: str, timeout: float, context: VerbContext) -> None:
+    """Stop by ACPI within ``timeout`` seconds, else destroy; at once when its CPUs do not run. Saved memory is lost."""
     deadline, press_at = time.monotonic() + timeout, 0.0
     while (now := time.monotonic()) < deadline and find(libvirt, server).power_state == RUNNING:
-        if run.cancelled():
+        if context.cancelled():
             raise Cancelled
         if now >= press_at:
             libvirt.press_power_button(server)
-            press_at = now + PRESS_EVERY
-        time.sleep(LOOK_EVERY)
-    if run.cancelled():
+            press_at = now + PRESS_SECONDS
+        time.sleep(LOOK_SECONDS)
+    if context.cancelled():
         raise Cancelled
     pull_plug(libvirt, server)
 
 
 def pull_plug(libvirt: Connection, server: str) -> None:
-    """Off at once, and nothing to go on from."""
+    """Destroy the domain, and drop its saved memory."""
     found = find(libvirt, server)
     if found.power_state != SHUTDOWN:
         libvirt.destroy(server)
@@ -113,6 +114,6 @@ def pull_plug(libvirt: Connection, server: str) -> None:
         libvirt.drop_saved(server)
 
 
-def state(found: Found) -> DomainState:
-    """As it is reported. One whose memory is saved is off: SHUTDOWN, as the Compute API shows it."""
+def state(found: GuestDomain) -> DomainState:
+    """The state to report. A domain with saved memory is off: SHUTDOWN, as the Compute API shows it."""
     return DomainState(found.server, found.power_state, found.fence)

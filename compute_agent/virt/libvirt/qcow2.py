@@ -1,28 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a qcow2 file, read by ourselves before any other program opens the file.
+"""The header of a qcow2 file and the tables that it points to, read by ourselves before any other program opens it.
 
-Called by ``disks`` for a disk that another host sent. A header can make QEMU open other files, so nothing is passed
-over: what is not understood is refused.
+Called by ``disks`` for the header of a server's own disk, which takes one bounded read; by ``inspector``, in a helper
+process, for all that a tenant or another host sent. A header can make QEMU open other files or fail to start, so
+nothing is passed over: what is not understood is refused, and the field is named.
 """
 from __future__ import annotations
 
+import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MAGIC, VERSIONS, CLUSTER_BITS = b"QFI\xfb", (2, 3), range(9, 22)
 HEADER_BYTES, LONGEST_NAME, V2_LENGTH, V3_LENGTH = 64 << 10, 1023, 72, 104
 #: magic, version, where and how long the backing file's name is, cluster bits, virtual size, encryption.
-FIXED, FEATURES, LENGTH, EXTENSION = (struct.Struct(form) for form in (">4sIQIIQI", ">Q", ">I", ">II"))
-FEATURES_AT, LENGTH_AT = 72, 100
+FIXED, LENGTH, EXTENSION = (struct.Struct(form) for form in (">4sIQIIQI", ">I", ">II"))
+#: How many entries the L1 table has and where it is, where the refcount table is and how many clusters it has, how many
+#: snapshots there are and where.
+TABLES, TABLES_AT = struct.Struct(">IQQIIQ"), 36
+#: Incompatible, compatible and autoclear features, the width of refcounts, the header's length.
+FEATURES, FEATURES_AT = struct.Struct(">QQQII"), 72
+COMPRESSION_AT, ZSTD = 104, 1
 #: Features that change how the file is read, and that we know: dirty (it is repaired when opened), how clusters are
 #: compressed, extended L2 entries. Not among them: a corrupt file, data in another file.
-KNOWN_FEATURES = 1 << 0 | 1 << 3 | 1 << 4
-END_OF_EXTENSIONS, BACKING_FORMAT, DATA_FILE = 0, 0xE2792ACA, 0x44415441
+DIRTY, COMPRESSION, EXTENDED_L2 = 1 << 0, 1 << 3, 1 << 4
+#: An autoclear feature.
+RAW_DATA_FILE = 1 << 1
+KNOWN_FEATURES = DIRTY | COMPRESSION | EXTENDED_L2
+END_OF_EXTENSIONS, BACKING_FORMAT, DATA_FILE, ENCRYPTION, BITMAPS = 0, 0xE2792ACA, 0x44415441, 0x0537BE77, 0x23852875
+MAX_FORMAT_BYTES, MAX_REFCOUNT_ORDER, EXTENDED_CLUSTER_BITS = 15, 6, 14
+#: As many bytes as QEMU takes.
+LARGEST_L1, LARGEST_REFCOUNTS, LARGEST_SNAPSHOTS, LARGEST_BITMAPS = 32 << 20, 8 << 20, 64 << 20, 64 << 20
+MAX_SNAPSHOTS, MAX_BITMAPS, MAX_EXTRA_BYTES = 65536, 65535, 1024
+#: What of an entry is an offset; what must be zero in entries of the L1 table and of the refcount table.
+OFFSET, L1_RESERVED, REFCOUNTS_RESERVED = 0x00FFFFFFFFFFFE00, 0x7F000000000001FF, 0x1FF
+#: How many bitmaps there are, how long their directory is and where; an entry of the table of snapshots begins with
+#: where and how long its L1 table is, the lengths of id and name, and after times the length of what else there is.
+BITMAP_DIRECTORY, SNAPSHOT = struct.Struct(">IIQQ"), struct.Struct(">QIHHIIQII")
+PIECE_BYTES, MAX_OFFSET = 1 << 20, 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class Qcow2Header:
     """``virtual_size`` is in bytes; ``backing`` is empty when the file refers to no other."""
 
     virtual_size: int
@@ -30,38 +50,94 @@ class Header:
     backing_format: str = ""
 
 
-def read(path: Path) -> Header:
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    header: Qcow2Header
+    cluster_bits: int
+    extended: bool = False
+    extensions: dict[int, bytes] = field(default_factory=dict)
+
+
+def read(path: Path) -> Qcow2Header:
     """ValueError says what is wrong with the header. Raises OSError."""
     with path.open("rb") as file:
-        head = file.read(HEADER_BYTES)
+        return header(file.read(HEADER_BYTES))
+
+
+def header(head: bytes) -> Qcow2Header:
+    """What the first bytes of a file say. ValueError says what is wrong with them."""
+    return _parsed(head).header
+
+
+def check(file: int) -> Qcow2Header:
+    """The header of this open file, of which all tables that QEMU reads when it opens it are sound too. ValueError says
+    which field is not. Raises OSError."""
+    head = os.pread(file, HEADER_BYTES, 0)
+    found = _parsed(head)
+    length, cluster = os.fstat(file).st_size, 1 << found.cluster_bits
+    l1_size, l1_at, refcounts_at, refcount_clusters, snapshots, snapshots_at = TABLES.unpack_from(head, TABLES_AT)
+    per_table = cluster // (16 if found.extended else 8)
+    if l1_size < -(-found.header.virtual_size // (cluster * per_table)):
+        raise ValueError(f"l1_size {l1_size} is too small for {found.header.virtual_size} bytes")
+    _placed("l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
+    if not refcount_clusters:
+        raise ValueError("refcount_table_clusters is 0")
+    _placed("refcount_table_offset", refcounts_at, refcount_clusters * cluster, LARGEST_REFCOUNTS, cluster, length)
+    _entries(file, "l1_table", l1_at, l1_size, L1_RESERVED, cluster, length)
+    _entries(file, "refcount_table", refcounts_at, refcount_clusters * cluster // 8, REFCOUNTS_RESERVED, cluster,
+             length)
+    _snapshots(file, snapshots, snapshots_at, cluster, length)
+    if BITMAPS in found.extensions:
+        _bitmaps(found.extensions[BITMAPS], cluster, length)
+    return found.header
+
+
+def _parsed(head: bytes) -> _Parsed:
     try:
         return _header(head)
     except struct.error as error:
         raise ValueError("it ends within its header") from error
 
 
-def _header(head: bytes) -> Header:
+def _header(head: bytes) -> _Parsed:
     magic, version, name_at, name_length, cluster_bits, size, encryption = FIXED.unpack_from(head)
+    TABLES.unpack_from(head, TABLES_AT)
     if magic != MAGIC or version not in VERSIONS or cluster_bits not in CLUSTER_BITS:
-        raise ValueError("it is not qcow2")
+        raise ValueError(f"it is not qcow2 that is known here: version {version}, cluster_bits {cluster_bits}")
     if encryption:
-        raise ValueError("it is encrypted")
-    length = V2_LENGTH
+        raise ValueError(f"it is encrypted: crypt_method {encryption}")
+    length, features = V2_LENGTH, 0
     if version == max(VERSIONS):
-        features, length = FEATURES.unpack_from(head, FEATURES_AT)[0], LENGTH.unpack_from(head, LENGTH_AT)[0]
-        if features & ~KNOWN_FEATURES:
-            raise ValueError(f"it has features {features:#x}, some of which are not known here")
-        if not V3_LENGTH <= length <= HEADER_BYTES:
-            raise ValueError(f"its header is {length} bytes long")
+        features, length = _features(head, cluster_bits)
     backing = b""
     if name_at:
-        if not length <= name_at <= HEADER_BYTES or not 0 < name_length <= LONGEST_NAME:
-            raise ValueError("the name of its backing file is not in its header")
+        if not length <= name_at <= min(HEADER_BYTES, 1 << cluster_bits) or not 0 < name_length <= LONGEST_NAME:
+            raise ValueError("the name of its backing file is not in its header: backing_file_offset")
         backing = head[name_at:name_at + name_length]
         if len(backing) != name_length or b"\0" in backing:
-            raise ValueError("the name of its backing file is cut off")
+            raise ValueError("the name of its backing file is cut off: backing_file_size")
     found = _extensions(head, length, name_at or min(len(head), 1 << cluster_bits))
-    return Header(size, backing.decode(errors="replace"), found.get(BACKING_FORMAT, b"").decode(errors="replace"))
+    known = Qcow2Header(size, backing.decode(errors="replace"), found.get(BACKING_FORMAT, b"").decode(errors="replace"))
+    return _Parsed(known, cluster_bits, bool(features & EXTENDED_L2), found)
+
+
+def _features(head: bytes, cluster_bits: int) -> tuple[int, int]:
+    """(incompatible features, header_length) of version 3."""
+    features, _, autoclear, refcount_order, length = FEATURES.unpack_from(head, FEATURES_AT)
+    if features & ~KNOWN_FEATURES:
+        raise ValueError(f"it has incompatible_features {features:#x}, some of which are not known here")
+    if autoclear & RAW_DATA_FILE:
+        raise ValueError(f"its data is in another file: autoclear_features {autoclear:#x}")
+    if not V3_LENGTH <= length <= min(HEADER_BYTES, 1 << cluster_bits) or length % 8:
+        raise ValueError(f"its header is {length} bytes long: header_length")
+    if refcount_order > MAX_REFCOUNT_ORDER:
+        raise ValueError(f"refcount_order is {refcount_order}")
+    if features & EXTENDED_L2 and cluster_bits < EXTENDED_CLUSTER_BITS:
+        raise ValueError(f"cluster_bits {cluster_bits} are too few for extended L2 entries")
+    kind = head[COMPRESSION_AT] if length > COMPRESSION_AT else 0
+    if kind != (ZSTD if features & COMPRESSION else 0):
+        raise ValueError(f"compression_type is {kind}")
+    return features, length
 
 
 def _extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
@@ -73,8 +149,55 @@ def _extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
             return found
         if kind == DATA_FILE:
             raise ValueError("its data is in another file")
-        if kind in found or at + length > end:
-            raise ValueError("its header's extensions cannot be read")
+        if kind == ENCRYPTION:
+            raise ValueError("it is encrypted: a header extension says so")
+        if kind in found or at + length > end or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES):
+            raise ValueError(f"its header's extensions cannot be read: {kind:#x} of {length} bytes")
         found[kind] = head[at:at + length]
         at += (length + 7) & ~7
     return found
+
+
+def _placed(name: str, at: int, size: int, most: int, cluster: int, length: int) -> None:
+    """A table of so many bytes is where it can be: aligned, and in the file."""
+    if size > most:
+        raise ValueError(f"{name}: its table has {size} bytes")
+    if at % cluster or at > MAX_OFFSET or (size and not cluster <= at <= length - size):
+        raise ValueError(f"{name} {at:#x} is not in the file, or not at the beginning of a cluster")
+
+
+def _entries(file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int) -> None:
+    """Each entry of a table points into the file, or nowhere."""
+    for start in range(0, count * 8, PIECE_BYTES):
+        piece = os.pread(file, min(PIECE_BYTES, count * 8 - start), at + start)
+        for number, (entry,) in enumerate(struct.iter_unpack(">Q", piece[:len(piece) & ~7]), start // 8):
+            if entry and (entry & reserved or (entry & OFFSET) % cluster or not (
+                    entry & OFFSET == 0 or cluster <= entry & OFFSET < length)):
+                raise ValueError(f"{name}[{number}] {entry:#x} does not point into the file")
+
+
+def _snapshots(file: int, count: int, at: int, cluster: int, length: int) -> None:
+    if count > MAX_SNAPSHOTS:
+        raise ValueError(f"nb_snapshots is {count}")
+    _placed("snapshots_offset", at, count * SNAPSHOT.size, LARGEST_SNAPSHOTS, cluster, length)
+    end = min(length, at + LARGEST_SNAPSHOTS)
+    for number in range(count):
+        entry = os.pread(file, SNAPSHOT.size, at)
+        if len(entry) < SNAPSHOT.size:
+            raise ValueError(f"snapshot {number} is not in the file")
+        l1_at, l1_size, id_length, name_length, _, _, _, _, extra = SNAPSHOT.unpack(entry)
+        if extra > MAX_EXTRA_BYTES:
+            raise ValueError(f"snapshot {number}: extra_data_size is {extra}")
+        _placed(f"snapshot {number}: l1_table_offset", l1_at, l1_size * 8, LARGEST_L1, cluster, length)
+        at += -(-(SNAPSHOT.size + extra + id_length + name_length) // 8) * 8
+        if at > -(-end // 8) * 8:
+            raise ValueError(f"snapshot {number} is not in the file")
+
+
+def _bitmaps(extension: bytes, cluster: int, length: int) -> None:
+    if len(extension) != BITMAP_DIRECTORY.size:
+        raise ValueError(f"the header extension of bitmaps has {len(extension)} bytes")
+    count, reserved, size, at = BITMAP_DIRECTORY.unpack(extension)
+    if not 0 < count <= MAX_BITMAPS or reserved:
+        raise ValueError(f"nb_bitmaps is {count}")
+    _placed("bitmap_directory_offset", at, size, LARGEST_BITMAPS, cluster, length)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.models import DomainState, GuestSpec
-from compute_agent.virt.driver import Run
+from compute_agent.virt.driver import VerbContext
 from compute_agent.virt.libvirt import disks, local_disks, power
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.guests import Guests
+from compute_agent.virt.libvirt.guests import LibvirtGuests
 
 
-def resize(libvirt: Connection, guests: Guests, spec: GuestSpec, runs: bool, run: Run) -> DomainState:
+def resize(libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool,
+           context: VerbContext) -> DomainState:
     """The guest as ``spec`` says; one that runs already is so."""
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
@@ -24,10 +25,10 @@ def resize(libvirt: Connection, guests: Guests, spec: GuestSpec, runs: bool, run
         guests.check(spec)
         folder = guests.folder(spec.server)
         for disk in _all(folder):
-            disks.keep(disk, str(spec.fence), run)
+            disks.keep(disk, str(spec.fence), context)
         disks.grow(disks.existing(folder), spec.flavor.root_gb)
         guests.local.fit(folder, spec, new=True)
-    return guests.install(spec, runs, run)
+    return guests.install(spec, runs, context)
 
 
 def _all(folder: Path) -> list[Disk]:
@@ -36,7 +37,7 @@ def _all(folder: Path) -> list[Disk]:
                                       if local_disks.is_ephemeral(disk.path.name))]
 
 
-def settle(libvirt: Connection, guests: Guests, spec: GuestSpec, back: bool, resized: int, run: Run
+def settle(libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, back: bool, resized: int, context: VerbContext
            ) -> DomainState:
     """Forget what was kept aside, or take ``back`` what the resize under the fence ``resized`` has kept."""
     power.find(libvirt, spec.server)
@@ -45,7 +46,7 @@ def settle(libvirt: Connection, guests: Guests, spec: GuestSpec, back: bool, res
         power.refuse_active(libvirt, spec.server)
         for disk in _all(folder):
             disks.take_back(disk, str(resized))
-        state = guests.install(spec, False, run)
+        state = guests.install(spec, False, context)
         local_disks.drop_others(folder, spec)
         return state
     for disk in _all(folder):

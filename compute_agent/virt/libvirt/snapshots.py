@@ -11,36 +11,37 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from compute_agent.virt.driver import Cancelled, Run, VerbFailed
-from compute_agent.virt.libvirt import disks, guest_agent, jobs, layout, power
+from common.command_progress import CommandPhase
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.hardware import quiesce_failed
+from compute_agent.virt.libvirt import disks, guest_agent, jobs, power, running_domain
 from compute_agent.virt.libvirt.connection import Connection
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.wanted import still_demanded
 
 
-def copy(libvirt: Connection, server: str, own: Path, target: Path, run: Run) -> None:
+def copy(libvirt: Connection, server: str, own: Path, target: Path, context: VerbContext) -> None:
     """Copy the disk ``own`` of the server's domain into ``target``, which may be what an earlier try has left."""
     found = power.find(libvirt, server)
     jobs.abort(libvirt, server)
     target.unlink(missing_ok=True)
     name, disk = own_disk(libvirt.describe(server), own)
-    run.phase("copying disk 0 %")
-    if run.cancelled():
+    context.phase(CommandPhase.COPYING_DISK, 0)
+    if context.cancelled():
         raise Cancelled
     if not found.active:
-        disks.convert(disk, target, run)
+        disks.convert(disk, target, context)
         return
     with guest_agent.frozen(libvirt, server) as still:
         if not still and found.marks.options.get("require_quiesce") == "yes":
-            raise still_demanded()
+            raise quiesce_failed()
         order = backup_xml(name, target)
         libvirt.on(server, "copy the guest's disk", lambda domain: domain.backupBegin(order, None, 0))
-    jobs.backup(libvirt, server, run)
+    jobs.backup(libvirt, server, context)
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
     """(what the domain calls it, the disk with its base) as the domain's XML says. VerbFailed when it has none."""
-    for name, disk in layout.disks(described).items():
+    for name, disk in running_domain.disks(described).items():
         if disk.path == own:
             return name, disk
     raise VerbFailed("The server has no disk of its own on this host.", details=f"no disk {own} in its domain")

@@ -6,16 +6,18 @@ never from arguments, which every user of the machine can read.
 """
 
 import argparse
+import os
 from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import select
 
+from common.service import UMASK
 from deploy.standalone.database import Database
 from deploy.standalone.identity.app import build
 from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.gate import Gate
 from deploy.standalone.identity.schema import METADATA, users
+from deploy.standalone.identity.service import IdentityService
 from deploy.standalone.web import add_options, secret, serve
 
 
@@ -50,19 +52,21 @@ def main() -> None:
 def _bootstrap(options: argparse.Namespace) -> None:
     given = {"admin": secret(options.admin_password_file, "KILONOVA_ADMIN_PASSWORD"),
              "kilonova": secret(options.service_password_file, "KILONOVA_SERVICE_PASSWORD")}
+    os.umask(UMASK)
     database = Database(options.db, METADATA)
     bootstrap(database, given, dict(options.endpoint), options.without)
     database.close()
 
 
 def _serve(options: argparse.Namespace) -> None:
+    os.umask(UMASK)
     database = Database(options.db, METADATA)
     with database.read() as connection:
         if connection.execute(select(users.c.id)).first() is None:
             raise SystemExit(f"{options.db} has no users yet: run the command bootstrap first.")
     database.close()
     lifetime = timedelta(hours=options.token_hours)
-    serve(lambda: build(Gate(Database(options.db, METADATA), lifetime)), options, lambda: None)
+    serve(lambda: build(IdentityService(Database(options.db, METADATA), lifetime)), options, lambda: None)
 
 
 if __name__ == "__main__":

@@ -14,45 +14,44 @@ import falcon
 from sqlalchemy import Connection, Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from deploy.standalone.fields import Field, check
 from deploy.standalone.identity import passwords, tokens
 from deploy.standalone.identity.authenticate import unauthorized
-from deploy.standalone.identity.gate import Gate
+from deploy.standalone.identity.resources import list_links
 from deploy.standalone.identity.schema import application_credential_roles as delegated
 from deploy.standalone.identity.schema import application_credentials as table
 from deploy.standalone.identity.schema import roles, users
+from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import Named, Token
+from deploy.standalone.schemas import BOOLEAN, NOT_EMPTY, BodySchema, mapping, nullable, text
 from deploy.standalone.web import answer, read_object
 
-SECRET = Field(str, required=True, size=4096, empty=False)
-FIELDS = {
-    "name": Field(str, required=True, empty=False),
-    "description": Field(str, null=True, size=4096),
-    "secret": Field(str, null=True, size=4096, empty=False),
-    "expires_at": Field(str, null=True, size=40),
-    "roles": Field(list, null=True, size=100),
-    "unrestricted": Field(bool, null=True),
-    "access_rules": Field(list, null=True, size=0),
-    "project_id": Field(str, null=True),
-}
-ROLE = {"id": Field(str), "name": Field(str)}
+SECRET = text(4096, pattern=NOT_EMPTY)
+PASSWORDS = BodySchema(mapping({"original_password": SECRET, "password": SECRET}, "original_password", "password"))
+CREDENTIAL = BodySchema(mapping({
+    "name": text(pattern=NOT_EMPTY), "description": nullable(text(4096)), "secret": nullable(SECRET),
+    "expires_at": nullable(text(40)), "unrestricted": nullable(BOOLEAN), "project_id": nullable(text()),
+    "roles": nullable({"type": "array", "maxItems": 100,
+                       "items": mapping({"id": text(), "name": text()}, others=True)}),
+    "access_rules": nullable({"type": "array", "maxItems": 0})}, "name", others=True))
 
 
 class Password:
     """POST /v3/users/{user}/password: the old password is proof enough, no token is needed."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    open_methods = ("POST",)
+
+    def __init__(self, service: IdentityService) -> None:
+        self._service = service
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        body = check(read_object(req, "user"), {"original_password": SECRET, "password": SECRET}, "user")
-        with self._gate.database.read() as connection:
+        body = PASSWORDS.checked(read_object(req, "user"), "user")
+        with self._service.database.read() as connection:
             stored = connection.execute(select(users.c.password_hash).where(users.c.id == key)).scalar()
-        attempts = self._gate.throttle.attempts(req.remote_addr)
+        attempts = self._service.throttle.attempts(req.remote_addr)
         if not attempts.matches(("user", key), stored, body["original_password"]):
             raise unauthorized()
         new = passwords.digest(body["password"])
-        with self._gate.database.write() as connection:
+        with self._service.database.write() as connection:
             connection.execute(update(users).where(users.c.id == key).values(password_hash=new))
             tokens.revoke_all(connection, key)
         resp.status = falcon.HTTP_204
@@ -61,28 +60,26 @@ class Password:
 class ApplicationCredentials:
     """GET and POST /v3/users/{user}/application_credentials; GET and DELETE one of them."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, service: IdentityService) -> None:
+        self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._gate.self_or_admin(req, key)
+        _require_self_or_admin(req, key)
         query = select(table).where(table.c.user_id == key).order_by(table.c.name)
         if (name := req.get_param("name")) is not None:
             query = query.where(table.c.name == name)
-        with self._gate.database.read() as connection:
+        with self._service.database.read() as connection:
             shown = [_view(connection, req, row) for row in connection.execute(query).all()]
-        answer(resp, {"application_credentials": shown,
-                      "links": {"self": f"{req.prefix}{req.path}", "next": None, "previous": None}})
+        answer(resp, {"application_credentials": shown} | list_links(req))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        caller = self._gate.allow(self._gate.caller(req), lambda token: token.user_id == key)
-        _refuse_restricted(caller)
-        body = check(
-            read_object(req, "application_credential"), FIELDS, "application_credential", others=True
-        )
+        caller: Token = req.context.caller
+        require(caller.user_id == key)
+        _require_unrestricted(caller)
+        body = CREDENTIAL.checked(read_object(req, "application_credential"), "application_credential")
         if not caller.row.project_id:
             raise falcon.HTTPBadRequest(description="An application credential needs a token with a project.")
-        lent = _lent(caller, body.get("roles"))
+        lent = _delegated_roles(caller, body.get("roles"))
         secret = body.get("secret") or secrets.token_hex(32)
         values = {
             "id": uuid.uuid4().hex,
@@ -95,53 +92,50 @@ class ApplicationCredentials:
             "unrestricted": bool(body.get("unrestricted")),
         }
         try:
-            with self._gate.database.write() as connection:
+            with self._service.database.write() as connection:
                 connection.execute(insert(table).values(values))
                 connection.execute(insert(delegated), [
                     {"application_credential_id": values["id"], "role_id": role["id"]} for role in lent])
                 shown = _view(connection, req, _row(connection, key, values["id"]))
         except IntegrityError as error:
-            raise falcon.HTTPConflict(
-                description="You have an application credential of this name."
-            ) from error
+            raise falcon.HTTPConflict(description="You have an application credential of this name.") from error
         resp.status = falcon.HTTP_201
         answer(resp, {"application_credential": shown | {"secret": secret}})
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, key: str, credential: str) -> None:
-        self._gate.self_or_admin(req, key)
-        with self._gate.database.read() as connection:
-            answer(
-                resp, {"application_credential": _view(connection, req, _row(connection, key, credential))}
-            )
+        _require_self_or_admin(req, key)
+        with self._service.database.read() as connection:
+            answer(resp, {"application_credential": _view(connection, req, _row(connection, key, credential))})
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, credential: str) -> None:
-        _refuse_restricted(self._gate.self_or_admin(req, key))
-        with self._gate.database.write() as connection:
+        _require_self_or_admin(req, key)
+        _require_unrestricted(req.context.caller)
+        with self._service.database.write() as connection:
             connection.execute(delete(table).where(table.c.id == _row(connection, key, credential).id))
         resp.status = falcon.HTTP_204
 
 
-def _refuse_restricted(caller: Token) -> None:
+def _require_self_or_admin(req: falcon.Request, user_id: str) -> None:
+    require(req.context.caller.is_admin or req.context.caller.user_id == user_id)
+
+
+def _require_unrestricted(caller: Token) -> None:
     if caller.row.application_credential_id and not caller.row.unrestricted:
         raise falcon.HTTPForbidden(description="A restricted application credential cannot manage others.")
 
 
-def _lent(caller: Token, asked: list[Any] | None) -> list[Named]:
-    """The roles to delegate: all of the caller's unless some are asked for. Raises 400 for one that is not
+def _delegated_roles(caller: Token, requested: list[Any] | None) -> list[Named]:
+    """The roles to delegate: all of the caller's unless some are requested. Raises 400 for one that is not
     theirs.
     """
-    if not asked:
+    if not requested:
         return caller.roles
     found = {}
-    for role in asked:
-        check(role, ROLE, "application_credential.roles", others=True)
-        mine = [
-            held for held in caller.roles if held["id"] == role.get("id") or held["name"] == role.get("name")
-        ]
+    for role in requested:
+        mine = [held for held in caller.roles
+                if held["id"] == role.get("id") or held["name"] == role.get("name")]
         if not mine:
-            raise falcon.HTTPBadRequest(
-                description="'application_credential.roles' names a role that you lack."
-            )
+            raise falcon.HTTPBadRequest(description="'application_credential.roles' names a role that you lack.")
         found[mine[0]["id"]] = mine[0]
     return list(found.values())
 

@@ -6,13 +6,14 @@
 from typing import Any
 
 import falcon
-from sqlalchemy import Connection, Select, delete, literal, select, union_all
+from sqlalchemy import FromClause, Select, Table, delete, literal, select, union_all
 from sqlalchemy.dialects.sqlite import insert
 
 from deploy.standalone.identity import schema
-from deploy.standalone.identity.gate import Gate
-from deploy.standalone.identity.nouns import KINDS, listing, missing
+from deploy.standalone.identity.resources import RESOURCES, list_links, listing, require_rows
+from deploy.standalone.identity.service import IdentityService, require
 from deploy.standalone.identity.tokens import implied
+from deploy.standalone.resource import Transaction
 from deploy.standalone.web import answer
 
 HELD = {"projects": schema.project_roles, "domains": schema.domain_roles}
@@ -22,32 +23,29 @@ SYSTEM = "system"
 class Assignments:
     """The roles of users in one kind of target: "projects", "domains", or the "system", which needs no key."""
 
-    def __init__(self, gate: Gate, targets: str) -> None:
-        self._gate, self._targets, self._table = gate, targets, {**HELD, SYSTEM: schema.system_roles}[targets]
+    def __init__(self, service: IdentityService, targets: str) -> None:
+        self._service, self._targets, self._table = service, targets, {**HELD, SYSTEM: schema.system_roles}[targets]
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
-        self._gate.admin(req)
-        with self._gate.database.write() as connection:
-            self._require(connection, key, user, role)
-            connection.execute(
-                insert(self._table).values(self._names(key, user, role)).on_conflict_do_nothing()
-            )
+        require(req.context.caller.is_admin)
+        with self._service.change() as change:
+            require_rows(change, {**self._target_keys(key), "users": user, "roles": role})
+            change.connection.execute(insert(self._table).values(
+                self._columns(key, user_id=user, role_id=role)).on_conflict_do_nothing())
         resp.status = falcon.HTTP_204
 
-    def on_delete(
-        self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = ""
-    ) -> None:
-        self._gate.admin(req)
-        query = delete(self._table).filter_by(**self._names(key, user, role))
-        with self._gate.database.write() as connection:
-            if connection.execute(query).rowcount == 0:
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
+        require(req.context.caller.is_admin)
+        query = delete(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
+        with self._service.change() as change:
+            if change.connection.execute(query).rowcount == 0:
                 raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
 
     def on_head(self, req: falcon.Request, resp: falcon.Response, user: str, role: str, key: str = "") -> None:
-        self._gate.admin(req)
-        query = select(self._table).filter_by(**self._names(key, user, role))
-        with self._gate.database.read() as connection:
+        require(req.context.caller.is_admin)
+        query = select(self._table).filter_by(**self._columns(key, user_id=user, role_id=role))
+        with self._service.database.read() as connection:
             if connection.execute(query).first() is None:
                 raise falcon.HTTPNotFound(description="Could not find role assignment.")
         resp.status = falcon.HTTP_204
@@ -56,27 +54,19 @@ class Assignments:
         self.on_head(req, resp, user, role, key)
 
     def on_get_all(self, req: falcon.Request, resp: falcon.Response, user: str, key: str = "") -> None:
-        self._gate.admin(req)
-        ids = select(self._table.c.role_id).filter_by(user_id=user, **self._target(key))
-        with self._gate.database.read() as connection:
-            self._require(connection, key, user)
+        require(req.context.caller.is_admin)
+        ids = select(self._table.c.role_id).filter_by(**self._columns(key, user_id=user))
+        with self._service.database.read() as connection:
+            require_rows(Transaction(connection), {**self._target_keys(key), "users": user})
             rows = connection.execute(
                 select(schema.roles).where(schema.roles.c.id.in_(ids)).order_by(schema.roles.c.name)).all()
-        answer(resp, listing(req, KINDS["roles"], rows))
+        answer(resp, listing(req, RESOURCES["roles"], rows))
 
-    def _names(self, key: str, user: str, role: str) -> dict[str, str]:
-        return {**self._target(key), "user_id": user, "role_id": role}
+    def _columns(self, key: str, **columns: str) -> dict[str, str]:
+        return {f"{plural[:-1]}_id": value for plural, value in self._target_keys(key).items()} | columns
 
-    def _target(self, key: str) -> dict[str, str]:
-        return {} if self._targets == SYSTEM else {f"{self._targets[:-1]}_id": key}
-
-    def _require(self, connection: Connection, key: str, user: str, role: str | None = None) -> None:
-        for plural, wanted in ((self._targets, key), ("users", user), ("roles", role)):
-            if plural == SYSTEM:
-                continue
-            ids = KINDS[plural].table.c.id
-            if wanted is not None and connection.execute(select(ids).where(ids == wanted)).first() is None:
-                raise missing(KINDS[plural], wanted)
+    def _target_keys(self, key: str) -> dict[str, str]:
+        return {} if self._targets == SYSTEM else {self._targets: key}
 
 
 class RoleAssignments:
@@ -84,37 +74,29 @@ class RoleAssignments:
     effective, include_names.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, service: IdentityService) -> None:
+        self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._gate.admin(req)
-        with self._gate.database.read() as connection:
-            rows = [
-                dict(row._mapping)
-                for row in connection.execute(union_all(_held("projects"), _held("domains"), _of_system()))
-            ]
+        require(req.context.caller.is_admin)
+        with self._service.database.read() as connection:
+            rows = [dict(row._mapping) for row in connection.execute(
+                union_all(_held("projects"), _held("domains"), _of_system()))]
             roles = {row.name: row.id for row in connection.execute(select(schema.roles))}
         if _flag(req, "effective"):
             rows = _effective(rows, roles)
-        for query, column in (
-            ("user.id", "user_id"),
-            ("role.id", "role_id"),
-            ("scope.project.id", "projects"),
-            ("scope.domain.id", "domains"),
-        ):
-            wanted = req.get_param(query)
-            if wanted is not None and query.startswith("scope"):
-                rows = [row for row in rows if (row["targets"], row["target_id"]) == (column, wanted)]
-            elif wanted is not None:
+        for parameter, column in (("user.id", "user_id"), ("role.id", "role_id")):
+            if (wanted := req.get_param(parameter)) is not None:
                 rows = [row for row in rows if row[column] == wanted]
+        for parameter, targets in (("scope.project.id", "projects"), ("scope.domain.id", "domains")):
+            if (wanted := req.get_param(parameter)) is not None:
+                rows = [row for row in rows if (row["targets"], row["target_id"]) == (targets, wanted)]
         if req.has_param("scope.system"):
             rows = [row for row in rows if row["targets"] == SYSTEM]
         if req.has_param("group.id"):
             rows = []  # There are no groups, hence no such assignment.
         names = _flag(req, "include_names")
-        answer(resp, {"role_assignments": [_view(req, row, names) for row in rows],
-                      "links": {"self": f"{req.prefix}{req.path}", "next": None, "previous": None}})
+        answer(resp, {"role_assignments": [_view(req, row, names) for row in rows]} | list_links(req))
 
 
 def _flag(req: falcon.Request, name: str) -> bool:
@@ -122,45 +104,26 @@ def _flag(req: falcon.Request, name: str) -> bool:
 
 
 def _held(targets: str) -> Select[Any]:
-    held, target = HELD[targets], KINDS[targets].table
-    home, user_home = schema.domains.alias(), schema.domains.alias()
+    held, target, home = HELD[targets], RESOURCES[targets].table, schema.domains.alias()
     parent = target.c.domain_id if targets == "projects" else target.c.id
-    return select(
-        literal(targets).label("targets"),
-        target.c.id.label("target_id"),
-        target.c.name.label("target_name"),
-        home.c.id.label("home_id"),
-        home.c.name.label("home_name"),
-        schema.users.c.id.label("user_id"),
-        schema.users.c.name.label("user_name"),
-        user_home.c.id.label("user_home_id"),
-        user_home.c.name.label("user_home_name"),
-        schema.roles.c.id.label("role_id"),
-        schema.roles.c.name.label("role_name"),
-    ).select_from(
-        held.join(target)
-        .join(home, home.c.id == parent)
-        .join(schema.users, schema.users.c.id == held.c.user_id)
-        .join(user_home, user_home.c.id == schema.users.c.domain_id)
-        .join(schema.roles)
-    )
+    columns = [literal(targets).label("targets"), target.c.id.label("target_id"), target.c.name.label("target_name"),
+               home.c.id.label("home_id"), home.c.name.label("home_name")]
+    return _with_user_and_role(columns, held.join(target).join(home, home.c.id == parent), held)
 
 
 def _of_system() -> Select[Any]:
-    held, home, nothing = schema.system_roles, schema.domains.alias(), literal("")
-    columns: list[Any] = [
-        literal(SYSTEM).label("targets"),
-        *(nothing.label(name) for name in ("target_id", "target_name", "home_id", "home_name")),
-        schema.users.c.id.label("user_id"),
-        schema.users.c.name.label("user_name"),
-        home.c.id.label("user_home_id"),
-        home.c.name.label("user_home_name"),
-        schema.roles.c.id.label("role_id"),
-        schema.roles.c.name.label("role_name"),
-    ]
-    return select(*columns).select_from(
-        held.join(schema.users).join(home, home.c.id == schema.users.c.domain_id).join(schema.roles)
-    )
+    columns = [literal(SYSTEM).label("targets"),
+               *(literal("").label(name) for name in ("target_id", "target_name", "home_id", "home_name"))]
+    return _with_user_and_role(columns, schema.system_roles, schema.system_roles)
+
+
+def _with_user_and_role(columns: list[Any], held_in: FromClause, held: Table) -> Select[Any]:
+    users, roles, home = schema.users, schema.roles, schema.domains.alias()
+    return select(*columns, users.c.id.label("user_id"), users.c.name.label("user_name"),
+                  home.c.id.label("user_home_id"), home.c.name.label("user_home_name"),
+                  roles.c.id.label("role_id"), roles.c.name.label("role_name")).select_from(
+        held_in.join(users, users.c.id == held.c.user_id).join(home, home.c.id == users.c.domain_id).join(
+            roles, roles.c.id == held.c.role_id))
 
 
 def _effective(rows: list[dict[str, Any]], roles: dict[str, str]) -> list[dict[str, Any]]:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the body of POST /v3/auth/tokens to a grant: who proves to be whom, by which methods, for which scope.
 
-`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401 that
-tells nothing), and then finds the scope. Whether the user may have that scope is judged where the token is
-issued, by the same rule that judges it later. No transaction is open while a password is verified, for that
-takes its time.
+`grant_of` checks the shape first (a 400 that names the field), then every method of the body (a 401 that says
+nothing), and then finds the scope. Whether the user may have that scope is checked where the token is issued, by the
+rule that checks it later. No transaction is open while a password is verified, for that takes its time.
 """
 
 from datetime import datetime
@@ -14,19 +13,25 @@ import falcon
 from sqlalchemy import ColumnElement, Row, Table, select
 
 from deploy.standalone.database import Database
-from deploy.standalone.fields import Field, check
 from deploy.standalone.identity import schema, tokens
 from deploy.standalone.identity.throttle import Attempts
 from deploy.standalone.identity.tokens import Grant
+from deploy.standalone.schemas import BodySchema, mapping, one_of, text
 
-TEXT = Field(str, size=4096)
-NAME = {"id": Field(str), "name": Field(str)}
-OBJECT = Field(dict, required=True)
-OWNER = NAME | {"domain": Field(dict)}
-PASSWORD_USER = OWNER | {"password": Field(str, required=True, size=4096)}
-CREDENTIAL = NAME | {"secret": Field(str, required=True, size=4096), "user": Field(dict)}
-IDENTITY = {"methods": Field(list, required=True, size=8), "password": Field(dict), "token": Field(dict),
-            "application_credential": Field(dict)}
+METHODS = ("password", "token", "application_credential")
+DOMAIN = mapping({"id": text(), "name": text()}, others=True)
+OWNED = {"id": text(), "name": text(), "domain": DOMAIN}
+AUTH = BodySchema(mapping({
+    "identity": mapping({
+        "methods": {"type": "array", "minItems": 1, "maxItems": 8},
+        "password": mapping({"user": mapping({**OWNED, "password": text(4096)}, "password")}, "user"),
+        "token": mapping({"id": text()}, "id"),
+        "application_credential": mapping({
+            "id": text(), "name": text(), "secret": text(4096), "user": mapping(OWNED)}, "secret")},
+        "methods", others=True),
+    "scope": {"anyOf": [one_of("unscoped"), mapping(
+        {"project": mapping(OWNED, others=True), "domain": DOMAIN, "system": {}}, others=True)]},
+}, "identity"))
 
 
 def unauthorized(
@@ -39,15 +44,11 @@ def unauthorized(
 def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts) -> Grant:
     """Verify the `auth` object of a request. Raises 400 for its shape, 401 for what it fails to prove and 429 after
     too many failures."""
-    body = check(auth, {"identity": OBJECT, "scope": Field(dict)} if _has_scope_object(auth) else
-                 {"identity": OBJECT, "scope": Field(str, choices=("unscoped",))}, "auth")
-    identity = check(body["identity"], IDENTITY, "auth.identity", others=True)
-    methods = identity["methods"]
-    if not methods:
-        raise falcon.HTTPBadRequest(description="'auth.identity.methods' must not be empty.")
+    body = AUTH.checked(auth, "auth")
+    identity, methods = body["identity"], body["identity"]["methods"]
     proofs: dict[str, Grant] = {}
     for method in methods:
-        if method not in ("password", "token", "application_credential"):
+        if method not in METHODS:
             raise unauthorized("Only the methods password, token and application_credential are offered.")
         if method not in identity:
             raise falcon.HTTPBadRequest(description=f"'auth.identity.{method}' is a required property.")
@@ -56,10 +57,6 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
     if len({proof.user_id for proof in proofs.values()}) != 1:
         raise unauthorized()
     return _scoped(database, list(proofs.values()), methods, body.get("scope"))
-
-
-def _has_scope_object(auth: object) -> bool:
-    return isinstance(auth, dict) and not isinstance(auth.get("scope", {}), str)
 
 
 def _scoped(database: Database, proofs: list[Grant], methods: list[str], scope: Any) -> Grant:
@@ -106,18 +103,16 @@ def _default_project(database: Database, user_id: str) -> str | None:
 
 
 def _prove_password(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
-    user = check(body, {"user": OBJECT}, "auth.identity.password")["user"]
-    check(user, PASSWORD_USER, "auth.identity.password.user")
+    user = body["user"]
     row = _find(database, schema.users, user, "auth.identity.password.user")
-    if not attempts.matches(_called("user", user), row.password_hash if row else None, user["password"]):
+    if not attempts.matches(_name_of("user", user), row.password_hash if row else None, user["password"]):
         raise unauthorized()
     return Grant(_required(row).id, ["password"])
 
 
 def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
-    secret = check(body, {"id": Field(str, required=True)}, "auth.identity.token")["id"]
     with database.read() as connection:
-        token = tokens.load(connection, secret, now)
+        token = tokens.load(connection, body["id"], now)
     if token is None:
         raise unauthorized()
     if token.row.application_credential_id:
@@ -128,18 +123,16 @@ def _prove_token(database: Database, body: Any, now: datetime, attempts: Attempt
 
 def _prove_credential(database: Database, body: Any, now: datetime, attempts: Attempts) -> Grant:
     where = "auth.identity.application_credential"
-    check(body, CREDENTIAL, where)
     table = schema.application_credentials
     if "id" in body:
         rule = table.c.id == body["id"]
     elif "name" in body and "user" in body:
-        check(body["user"], OWNER, f"{where}.user")
         user = _find(database, schema.users, body["user"], f"{where}.user")
         rule = (table.c.name == body["name"]) & (table.c.user_id == (user.id if user else None))
     else:
         raise falcon.HTTPBadRequest(description=f"'{where}' must hold an id, or a name and a user.")
     row = _one(database, table, rule)
-    if not attempts.matches(_called("credential", body), row.secret_hash if row else None, body["secret"]):
+    if not attempts.matches(_name_of("credential", body), row.secret_hash if row else None, body["secret"]):
         raise unauthorized()
     found = _required(row)
     return Grant(
@@ -150,14 +143,13 @@ def _prove_credential(database: Database, body: Any, now: datetime, attempts: At
 _PROVE = {"password": _prove_password, "token": _prove_token, "application_credential": _prove_credential}
 
 
-def _called(kind: str, body: Any) -> tuple[str, str]:
-    """What a request calls somebody."""
+def _name_of(kind: str, body: Any) -> tuple[str, str]:
+    """What a request calls a user or credential."""
     return kind, str(body["id"] if "id" in body else body.get("name"))
 
 
 def _find(database: Database, table: Table, body: Any, where: str) -> Row[Any] | None:
     """The domain, project or user that `body` names by id, or by name and domain."""
-    check(body, OWNER, where, others=True)
     if "id" in body:
         return _one(database, table, table.c.id == body["id"])
     if "name" not in body:

@@ -19,8 +19,10 @@ def version(base: str) -> dict[str, Any]:
             "links": [{"rel": "self", "href": f"{base}/v3/"}]}
 
 
-class Versions:
+class IdentityVersions:
     """GET / and GET /v3: open to everyone."""
+
+    open_methods = ("GET",)
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.status = falcon.HTTP_300

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often wrong passwords may be tried: each failure fills a vessel that empties slowly, and a full one refuses.
+"""How often wrong passwords may be tried: a leaky bucket takes each failure, and a full one refuses.
 
 There is one for each address and user, and one for each address. A user who does not exist has one too, and a failed
 proof takes as long for them, so that neither tells who exists. Nobody is locked out from elsewhere. Thread-safe.
@@ -15,8 +15,8 @@ from compute_api.edge.limits import origin
 from deploy.standalone.identity import passwords
 
 #: Failures that fit, and the seconds in which one is forgotten.
-OF_USER, OF_ADDRESS = (5, 10.0), (30, 5.0)
-MOST = 10_000  # vessels that are remembered
+USER_LIMIT, ADDRESS_LIMIT = (5, 10.0), (30, 5.0)
+MAX_BUCKETS = 10_000
 
 
 class Throttle:
@@ -43,9 +43,9 @@ class Throttle:
         """One more failure."""
         with self._lock:
             now = self._monotonic()
-            if key not in self._empty_at and len(self._empty_at) >= MOST:
+            if key not in self._empty_at and len(self._empty_at) >= MAX_BUCKETS:
                 self._empty_at = {known: at for known, at in self._empty_at.items() if at > now}
-                while len(self._empty_at) >= MOST:
+                while len(self._empty_at) >= MAX_BUCKETS:
                     del self._empty_at[next(iter(self._empty_at))]
             self._empty_at[key] = max(self._empty_at.get(key, 0.0), now) + seconds
 
@@ -63,15 +63,15 @@ class Attempts:
 
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
         """As `passwords.matches`; `who` is what the request calls them. Raises 429 after too many failures."""
-        vessels = (((self._address, who), *OF_USER), (self._address, *OF_ADDRESS))
-        wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in vessels)
+        buckets = (((self._address, who), *USER_LIMIT), (self._address, *ADDRESS_LIMIT))
+        wait = max(self._throttle.wait(key, size, seconds) for key, size, seconds in buckets)
         if wait > 0:
             raise falcon.HTTPTooManyRequests(
                 description="Too many wrong passwords: try again later.", retry_after=int(wait) + 1
             )
         if passwords.matches(stored, secret):
-            self._throttle.succeeded(vessels[0][0])
+            self._throttle.succeeded(buckets[0][0])
             return True
-        for key, _, seconds in vessels:
+        for key, _, seconds in buckets:
             self._throttle.failed(key, seconds)
         return False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m deploy.standalone.image serve`: the image service's command.
 
-It asks the identity service about tokens as the user kilonova (see deploy.standalone.guard).
+It validates tokens at the identity service as the user kilonova (see deploy.standalone.guard).
 """
 
 import argparse
@@ -10,10 +10,10 @@ from pathlib import Path
 from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
 from deploy.standalone.image.app import build
-from deploy.standalone.image.caller import OPEN
-from deploy.standalone.image.files import Files
+from deploy.standalone.image.caller import is_open
+from deploy.standalone.image.files import ImageFiles
 from deploy.standalone.image.schema import METADATA
-from deploy.standalone.image.shelf import Shelf
+from deploy.standalone.image.store import ImageStore
 from deploy.standalone.web import add_options, serve
 
 
@@ -27,18 +27,18 @@ def main() -> None:
     add_identity_options(serving)
     options = parser.parse_args()
     identity = identity_of(options)
-    serve(lambda: guarded(build(_shelf(options)), identity, OPEN), options, lambda: _recover(options))
+    serve(lambda: guarded(build(_store(options)), identity, is_open), options, lambda: _recover(options))
 
 
-def _shelf(options: argparse.Namespace) -> Shelf:
-    files = Files(options.data / "images", options.max_megabytes * 1024 * 1024)
-    return Shelf(Database(options.data / "images.db", METADATA), files)
+def _store(options: argparse.Namespace) -> ImageStore:
+    files = ImageFiles(options.data / "images", options.max_megabytes * 1024 * 1024)
+    return ImageStore(Database(options.data / "images.db", METADATA), files)
 
 
 def _recover(options: argparse.Namespace) -> None:
-    shelf = _shelf(options)
-    shelf.recover()
-    shelf.database.close()
+    store = _store(options)
+    store.recover()
+    store.database.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asking, as keystonemiddleware found out, and what that lets them do with an image.
+"""The caller, as keystonemiddleware found out, and what they may do with an image.
 
 The middleware validates the token and puts the outcome into headers, after it has removed those that the
 client sent. Version documents are open; everything else needs a valid token, and writing needs a project and
@@ -14,11 +14,16 @@ from sqlalchemy import ColumnElement, Row, or_, select, true
 
 from deploy.standalone.image.schema import images, members
 
-OPEN = ("/", "/versions", "/v2", "/v2/")
+VERSIONS = ("/", "/versions", "/v2", "/v2/")
+
+
+def is_open(path: str) -> bool:
+    """Is it reached without a token?"""
+    return path in VERSIONS
 
 
 @dataclass(frozen=True)
-class Caller:
+class ImageCaller:
     """The project and roles of a valid token."""
 
     project_id: str | None

@@ -33,7 +33,7 @@ class Upload:
     virtual_size: int | None
 
 
-class Files:
+class ImageFiles:
     """The folder with the data of all images; `limit` bounds one image, in bytes."""
 
     def __init__(self, folder: Path, limit: int) -> None:

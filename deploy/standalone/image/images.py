@@ -8,28 +8,26 @@ from urllib.parse import urlencode
 import falcon
 from sqlalchemy import Row
 
-from deploy.standalone.image.attributes import checked, modern, patched, tag_of, view
-from deploy.standalone.image.caller import Caller
+from deploy.standalone.image.attributes import TAG_SCHEMA, checked, converted, patched, view
+from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.listing import matching, page
-from deploy.standalone.image.shelf import Shelf
+from deploy.standalone.image.store import ImageStore
 from deploy.standalone.web import answer, read_bytes, read_json
 
 PATCH_TYPE, OLD_PATCH_TYPE = (f"application/openstack-images-v2.{minor}-json-patch" for minor in (1, 0))
 
 
-class Images:
+class ImageCollection:
     """GET and POST /v2/images."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        caller: Caller = req.context.caller
-        marker = (
-            self._shelf.find(caller, req.get_param("marker", default="")) if req.has_param("marker") else None
-        )
+        caller: ImageCaller = req.context.caller
+        marker = self._store.find(caller, req.get_param("marker", default="")) if req.has_param("marker") else None
         query, limit = page(req.params, matching(req.params, caller), marker)
-        with self._shelf.database.read() as connection:
+        with self._store.database.read() as connection:
             rows = connection.execute(query).all() if limit else []
         body: dict[str, Any] = {"images": [view(row._mapping) for row in rows[:limit]],
                                 "first": "/v2/images", "schema": "/v2/schemas/images"}
@@ -41,40 +39,37 @@ class Images:
         answer(resp, body)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        caller: Caller = req.context.caller
+        caller: ImageCaller = req.context.caller
         caller.require_writer()
         body = read_json(req)
-        if not isinstance(body, dict):
-            raise falcon.HTTPBadRequest(description="The request body must be an object.")
-        key = _new_id(body.pop("id", None))
-        self._shelf.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
+        key = _new_id(body.pop("id", None) if isinstance(body, dict) else None)
+        self._store.add({"owner": caller.project_id} | checked(body, caller) | {"id": key})
         resp.status = falcon.HTTP_201
         resp.location = f"{req.prefix}/v2/images/{key}"
-        answer(resp, view(self._shelf.find(caller, key)._mapping))
+        answer(resp, view(self._store.find(caller, key)._mapping))
 
 
-def _new_id(asked: object) -> str:
-    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file). Raises 400.
-    """
-    if asked is None:
+def _new_id(requested: object) -> str:
+    """The id for a new image; a client may choose it, as long as it is a UUID (it names a file). Raises 400."""
+    if requested is None:
         return str(uuid.uuid4())
     try:
-        if isinstance(asked, str) and str(uuid.UUID(asked)) == asked:
-            return asked
+        if isinstance(requested, str) and str(uuid.UUID(requested)) == requested:
+            return requested
     except ValueError:
         pass
     raise falcon.HTTPBadRequest(description="'image.id' must be a UUID, in lower case and with hyphens.")
 
 
-class Image:
+class ImageItem:
     """GET, PATCH and DELETE /v2/images/{key}; GET .../tasks; POST .../actions/{switch}; PUT and DELETE
     .../tags/{tag}."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        answer(resp, view(self._shelf.find(req.context.caller, key)._mapping))
+        answer(resp, view(self._store.find(req.context.caller, key)._mapping))
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         form = (req.content_type or "").partition(";")[0].strip()
@@ -83,18 +78,18 @@ class Image:
                 "Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"})
         operations = read_json(req)
         if form == OLD_PATCH_TYPE:
-            operations = modern(operations)
+            operations = converted(operations)
         image = self._owned(req, key)
         columns = patched(image._mapping, operations, req.context.caller)
         self._change(image, columns, properties=image.properties, status=image.status)
         self.on_get(req, resp, key)
 
     def on_get_tasks(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._shelf.find(req.context.caller, key)
+        self._store.find(req.context.caller, key)
         answer(resp, {"tasks": []})     # tasks are those of imports, and there is no way to import
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        self._shelf.remove(self._owned(req, key))
+        self._store.remove(self._owned(req, key))
         resp.status = falcon.HTTP_204
 
     def on_post_switch(self, req: falcon.Request, resp: falcon.Response, key: str, switch: str) -> None:
@@ -105,12 +100,12 @@ class Image:
         req.context.caller.require_admin(f"{switch} an image")
         if image.status not in (before, after):
             raise falcon.HTTPForbidden(description=f"An image that is {image.status} cannot {switch}.")
-        self._shelf.change(key, {"status": after}, status=before)
+        self._store.change(key, {"status": after}, status=before)
         resp.status = falcon.HTTP_204
 
     def on_put_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
         image = self._owned(req, key)
-        self._change(image, {"tags": sorted({*image.tags, tag_of(tag)})}, tags=image.tags)
+        self._change(image, {"tags": sorted({*image.tags, TAG_SCHEMA.checked(tag, "tag")})}, tags=image.tags)
         resp.status = falcon.HTTP_204
 
     def on_delete_tag(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
@@ -121,34 +116,32 @@ class Image:
         resp.status = falcon.HTTP_204
 
     def _owned(self, req: falcon.Request, key: str) -> Row[Any]:
-        image = self._shelf.find(req.context.caller, key)
+        image = self._store.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         return image
 
     def _change(self, image: Row[Any], columns: dict[str, Any], **seen: Any) -> None:
-        if not self._shelf.change(image.id, columns, **seen):
-            raise falcon.HTTPConflict(
-                description="The image was changed or deleted meanwhile: read it and try again."
-            )
+        if not self._store.change(image.id, columns, **seen):
+            raise falcon.HTTPConflict(description="The image was changed or deleted meanwhile: read it and try again.")
 
 
-class Data:
+class ImageFile:
     """PUT and GET /v2/images/{key}/file."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         if (req.content_type or "").partition(";")[0].strip() != "application/octet-stream":
             raise falcon.HTTPUnsupportedMediaType(description="Send application/octet-stream.")
-        image = self._shelf.find(req.context.caller, key)
+        image = self._store.find(req.context.caller, key)
         req.context.caller.require_owner(image)
-        self._shelf.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
+        self._store.upload(image, req.content_length, lambda limit: read_bytes(req, limit))
         resp.status = falcon.HTTP_204
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        caller: Caller = req.context.caller
-        image = self._shelf.find(caller, key)
+        caller: ImageCaller = req.context.caller
+        image = self._store.find(caller, key)
         if image.status == "deactivated":
             caller.require_admin("download a deactivated image")
         if image.size is None:
@@ -158,7 +151,7 @@ class Data:
         if last - first + 1 < image.size:
             resp.status = falcon.HTTP_206
             resp.content_range = (first, last, image.size)
-        file = self._shelf.files.open(image.upload)
+        file = self._store.files.open(image.upload)
         file.seek(first)
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-MD5", image.checksum)

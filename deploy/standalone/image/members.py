@@ -11,35 +11,35 @@ import falcon
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from deploy.standalone.fields import Field, check
-from deploy.standalone.image.caller import Caller
+from deploy.standalone.image.caller import ImageCaller
 from deploy.standalone.image.schema import members
-from deploy.standalone.image.shelf import Shelf, now
+from deploy.standalone.image.store import ImageStore, now
+from deploy.standalone.schemas import NOT_EMPTY, BodySchema, mapping, one_of, text
 from deploy.standalone.web import answer, read_json
 
-STATUS = {"status": Field(str, required=True, choices=("pending", "accepted", "rejected"))}
-MEMBER = {"member": Field(str, required=True, empty=False)}
+STATUS = BodySchema(mapping({"status": one_of("pending", "accepted", "rejected")}, "status", others=True))
+MEMBER = BodySchema(mapping({"member": text(pattern=NOT_EMPTY)}, "member"))
 
 
-class Members:
+class ImageMembers:
     """GET and POST the members of an image; GET, PUT and DELETE one of them."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         rows = self._seen(req, key)
         answer(resp, {"members": [_view(row) for row in rows], "schema": "/v2/schemas/members"})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        member = check(read_json(req), MEMBER, "member")["member"]
-        image = self._shelf.find(req.context.caller, key)
+        member = MEMBER.checked(read_json(req), "member")["member"]
+        image = self._store.find(req.context.caller, key)
         req.context.caller.require_owner(image)
         if image.visibility != "shared":
             raise falcon.HTTPForbidden(description="Only an image with visibility shared has members.")
         moment = now()
         try:
-            with self._shelf.database.write() as connection:
+            with self._store.database.write() as connection:
                 connection.execute(insert(members).values(
                     image_id=key, member_id=member, created_at=moment, updated_at=moment))
         except IntegrityError as error:
@@ -50,8 +50,8 @@ class Members:
         answer(resp, _view(self._one(req, key, member)))
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
-        caller: Caller = req.context.caller
-        status = check(read_json(req), STATUS, "member", others=True)["status"]
+        caller: ImageCaller = req.context.caller
+        status = STATUS.checked(read_json(req), "member")["status"]
         self._one(req, key, member)
         if caller.project_id != member:
             caller.require_admin("accept or reject an image for another project")
@@ -60,22 +60,22 @@ class Members:
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, member: str) -> None:
         self._one(req, key, member)
-        req.context.caller.require_owner(self._shelf.find(req.context.caller, key))
+        req.context.caller.require_owner(self._store.find(req.context.caller, key))
         self._write(delete(members), key, member)
         resp.status = falcon.HTTP_204
 
     def _write(self, query: Any, key: str, member: str) -> None:
-        with self._shelf.database.write() as connection:
+        with self._store.database.write() as connection:
             connection.execute(query.where(members.c.image_id == key, members.c.member_id == member))
 
     def _seen(self, req: falcon.Request, key: str) -> list[Row[Any]]:
         """The members that the caller may know of: all for the owner, themselves for a member."""
-        caller: Caller = req.context.caller
-        image = self._shelf.find(caller, key)
+        caller: ImageCaller = req.context.caller
+        image = self._store.find(caller, key)
         query = select(members).where(members.c.image_id == key).order_by(members.c.member_id)
         if not caller.is_admin and image.owner != caller.project_id:
             query = query.where(members.c.member_id == caller.project_id)
-        with self._shelf.database.read() as connection:
+        with self._store.database.read() as connection:
             return list(connection.execute(query))
 
     def _one(self, req: falcon.Request, key: str, member: str) -> Row[Any]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m deploy.standalone.network serve`: the network service's command.
+"""`python -m deploy.standalone.network serve|host-key`: the network service's command.
 
-It asks the identity service about tokens, and tells the compute service of events, as the user kilonova (see
+It validates tokens at the identity service, and sends events to the compute service, as the user kilonova (see
 deploy.standalone.guard).
 """
 
@@ -13,21 +13,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.database import Database
 from deploy.standalone.guard import add_identity_options, guarded, identity_of
 from deploy.standalone.network.app import build
-from deploy.standalone.network.caller import OPEN
-from deploy.standalone.network.fabric import Fabric, Settings
+from deploy.standalone.network.background import BackgroundThread, ComputeService
+from deploy.standalone.network.caller import is_open
+from deploy.standalone.network.fabric import Fabric, NetworkSettings
 from deploy.standalone.network.schema import METADATA
-from deploy.standalone.network.service import Service
-from deploy.standalone.network.telling import Compute
-from deploy.standalone.web import add_options, serve
+from deploy.standalone.web import add_options, secret, serve
 
 
 def main() -> None:
     """Parse the command line and do what it says."""
     parser = argparse.ArgumentParser(prog="python -m deploy.standalone.network", description=__doc__)
-    serving = parser.add_subparsers(required=True).add_parser("serve", help="serve until SIGTERM")
+    commands = parser.add_subparsers(required=True, dest="command")
+    serving = commands.add_parser("serve", help="serve until SIGTERM")
     add_options(serving, "127.0.0.1:9696")
     # Every host holds a thread for as long as nothing changes.
     serving.set_defaults(threads=32)
@@ -36,21 +37,34 @@ def main() -> None:
     serving.add_argument("--compute-url", metavar="URL", help="of the compute service; default: from the catalogue")
     serving.add_argument("--no-hosts", action="store_true", help="ports are wired as soon as they are bound")
     serving.add_argument("--dns", type=_addresses, default=(), metavar="ADDRESS,...",
-                         help="where hosts' DNS asks what it does not know")
+                         help="the servers that hosts' DNS forwards to")
     serving.add_argument("--vni-base", type=int, default=1, metavar="N", help="the first vxlan segment")
     serving.add_argument("--mtu", type=int, default=1450, help="the largest MTU of a network")
-    serving.add_argument("--wait-seconds", type=float, default=Settings.wait_seconds, metavar="S",
-                         help="how long the maker of a port waits for its host")
+    serving.add_argument("--wait-seconds", type=float, default=NetworkSettings.wait_seconds, metavar="S",
+                         help="how long the request that makes a port waits for its host")
+    showing = commands.add_parser("host-key", help="print the key of a host, for its --key-file")
+    showing.add_argument("host", metavar="NAME")
+    for command in (serving, showing):
+        command.add_argument("--metadata-secret-file", metavar="FILE",
+                             help="with [metadata] proxy_shared_secret, from which hosts' keys follow")
     options = parser.parse_args()
+    if options.command == "host-key":
+        print(host_key(_host_secret(options), options.host))
+        return
     identity = identity_of(options)
-    serve(lambda: guarded(_start(options, identity), identity, OPEN), options, lambda: None)
+    serve(lambda: guarded(_start(options, identity), identity, is_open), options, lambda: None)
+
+
+def _host_secret(options: argparse.Namespace) -> str:
+    return secret(options.metadata_secret_file, "KILONOVA_METADATA_SECRET")
 
 
 def _start(options: argparse.Namespace, identity: dict[str, Any]) -> Any:
-    settings = Settings(has_hosts=not options.no_hosts, dns=options.dns, first_vni=options.vni_base, mtu=options.mtu,
-                        wait_seconds=options.wait_seconds)
+    settings = NetworkSettings(
+        has_hosts=not options.no_hosts, dns=options.dns, first_vni=options.vni_base, mtu=options.mtu,
+        wait_seconds=options.wait_seconds, host_secret="" if options.no_hosts else _host_secret(options))
     fabric = Fabric(Database(options.db, METADATA), settings)
-    service = Service(fabric, Compute(identity, options.compute_url))
+    service = BackgroundThread(fabric, ComputeService(identity, options.compute_url))
     service.start()
     _before(signal.SIGTERM, service.end)
     return build(fabric)

@@ -14,11 +14,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import Body
 from deploy.standalone.network.faults import fault
+from deploy.standalone.resource import Body
 
 ADDRESSES = schema.addresses
-SMALL, GUESSES = 256, 64
+SMALL_SUBNET_SIZE, GUESSES = 256, 64
 FROM_MAC = ("slaac", "dhcpv6-stateless")
 MAC_PREFIX = "fa:16:3e"
 Fixed = tuple[str, str]
@@ -51,21 +51,21 @@ def is_from_mac(subnet: Row[Any]) -> bool:
     return subnet.ipv6_address_mode in FROM_MAC
 
 
-def chosen(connection: Connection, network_id: str, mac: str, asked: list[Body] | None,
-           keep: Iterable[Fixed] = (), *, router: bool = False) -> list[Fixed]:
-    """The addresses for a port; `asked` is its fixed_ips, None when it leaves the choice, `keep` what it has already.
+def choose_addresses(connection: Connection, network_id: str, mac: str, requested: list[Body] | None,
+                     keep: Iterable[Fixed] = (), *, router: bool = False) -> list[Fixed]:
+    """The addresses for a port; `requested` is its fixed_ips, None when it leaves the choice, `keep` what it has.
 
     Raises 400 for an address outside of the network, 404 for a subnet elsewhere, 409 for one in use or none left.
     """
     subnets = subnets_of(connection, network_id)
-    if asked is None:
+    if requested is None:
         return _default(connection, network_id, subnets, mac)
     found: list[Fixed] = []
     own = set(keep)
-    for wish in asked:
-        subnet = _subnet(network_id, subnets, wish)
-        if "ip_address" in wish:
-            fixed = (subnet.id, wish["ip_address"])
+    for request in requested:
+        subnet = _subnet(network_id, subnets, request)
+        if "ip_address" in request:
+            fixed = (subnet.id, request["ip_address"])
             _require_free(connection, network_id, subnet, fixed, own, found)
         elif is_from_mac(subnet) and not router:
             fixed = (subnet.id, from_mac(subnet.cidr, mac))
@@ -73,9 +73,9 @@ def chosen(connection: Connection, network_id: str, mac: str, asked: list[Body] 
             mine = [fixed for fixed in own if fixed[0] == subnet.id and fixed not in found]
             fixed = mine[0] if mine else (subnet.id, _free(connection, subnet, [one for _, one in found]))
         found.append(fixed)
-    # A router's advertisement makes every guest on the network take such an address, asked for or not.
+    # A router's advertisement makes every guest on the network take such an address, requested or not.
     given = {key for key, _ in found}
-    automatic = [] if router or not asked else [
+    automatic = [] if router or not requested else [
         (subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet) and subnet.id not in given]
     return found + automatic
 
@@ -108,16 +108,16 @@ def _default(connection: Connection, network_id: str, subnets: Sequence[Row[Any]
     return found + [(subnet.id, from_mac(subnet.cidr, mac)) for subnet in subnets if is_from_mac(subnet)]
 
 
-def _subnet(network_id: str, subnets: Sequence[Row[Any]], wish: Body) -> Row[Any]:
-    address = wish.get("ip_address")
-    if wish.get("subnet_id"):
+def _subnet(network_id: str, subnets: Sequence[Row[Any]], request: Body) -> Row[Any]:
+    address = request.get("ip_address")
+    if request.get("subnet_id"):
         for subnet in subnets:
-            if subnet.id == wish["subnet_id"]:
+            if subnet.id == request["subnet_id"]:
                 if address and ipaddress.ip_address(address) not in ipaddress.ip_network(subnet.cidr):
                     raise fault("InvalidIpForSubnet", ip=address, subnet=subnet.id)
                 return subnet
         raise fault("InvalidInput", why=f"Failed to create port on network {network_id}, because fixed_ips included"
-                                        f" invalid subnet {wish['subnet_id']}")
+                                        f" invalid subnet {request['subnet_id']}")
     if not address:
         raise fault("InvalidInput", why="IP allocation requires subnet_id or ip_address")
     for subnet in subnets:
@@ -150,7 +150,7 @@ def _lowest(connection: Connection, subnet: Row[Any], reserved: Iterable[str]) -
     make = ipaddress.IPv4Address if subnet.ip_version == 4 else ipaddress.IPv6Address
     size, taken = sum(last - first + 1 for first, last in pools), set(reserved)
     query = select(ADDRESSES.c.address).where(ADDRESSES.c.subnet_id == subnet.id)
-    if size > SMALL:
+    if size > SMALL_SUBNET_SIZE:
         guesses = [str(make(_nth(pools, random.randrange(size)))) for _ in range(GUESSES)]
         taken.update(connection.execute(query.where(ADDRESSES.c.address.in_(guesses))).scalars())
         for guess in guesses:

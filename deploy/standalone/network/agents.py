@@ -9,19 +9,21 @@ from typing import Any
 import falcon
 from sqlalchemy import Row, func, select
 
+from deploy.standalone.listing import values_of
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import TRUTHS, Body
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.listing import NOT_FILTERS, values_of
+from deploy.standalone.network.resource import NOT_FILTERS
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer
 
-KIND, BINARY = "Linux bridge agent", "kilonova-network-host"
+AGENT_TYPE, BINARY = "Linux bridge agent", "kilonova-network-host"
 #: Makes the id of an agent from its host's name, for ever the same.
-SPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
+AGENT_NAMESPACE = uuid.UUID("8c1d6a0e-6f0f-4f5e-9a3e-3f0b6b0f6b55")
 
 
-class Agents:
+class NetworkAgents:
     """GET /v2.0/agents and GET /v2.0/agents/{key}."""
 
     def __init__(self, fabric: Fabric) -> None:
@@ -50,14 +52,15 @@ class Agents:
         silence = self._fabric.hosts.silence(row.name)
         heard = datetime.now(UTC) - timedelta(seconds=silence or 0)
         created = row.created_at.replace("T", " ").rstrip("Z")
-        return {"id": str(uuid.uuid5(SPACE, row.name)), "agent_type": KIND, "binary": BINARY, "host": row.name,
-                "topic": "N/A", "availability_zone": "nova", "alive": self._fabric.hosts.is_alive(row.name),
+        return {"id": str(uuid.uuid5(AGENT_NAMESPACE, row.name)), "agent_type": AGENT_TYPE, "binary": BINARY,
+                "host": row.name, "topic": "N/A", "availability_zone": "nova",
+                "alive": self._fabric.hosts.is_alive(row.name),
                 "admin_state_up": True, "created_at": created, "started_at": created, "description": None,
                 "heartbeat_timestamp": heard.strftime("%Y-%m-%d %H:%M:%S"), "resources_synced": None,
                 "configurations": {"tunneling_ip": row.tunnel_address, "external_gateway": row.external_gateway}}
 
 
-class Availabilities:
+class IpAvailabilities:
     """GET /v2.0/network-ip-availabilities and .../{key}: how many addresses there are, and how many are held."""
 
     def __init__(self, fabric: Fabric) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete, select
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import Body
 from deploy.standalone.network.fabric import Change
+from deploy.standalone.network.host.names import bridge
+from deploy.standalone.resource import Body
 
-BINDINGS: Mapping[str, Any] = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
+ROUTER_OWNERS = ("network:router_interface", "network:router_gateway")
+UNBOUND: Mapping[str, Any] = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound_at": 0}
 """The columns of a port that is nowhere."""
 
 
@@ -30,25 +32,15 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
     return {"host": host, "vif_type": "bridge", "status": "DOWN", "bound_at": change.revision()}
 
 
-def carried(change: Change, host: str) -> Body:
+def bind_to_carrier(change: Change, host: str) -> Body:
     """The columns of a router's port: bound to the host that carries the router, if it has one or needs none."""
     return bind(change, host) if host or not change.fabric.settings.has_hosts else {}
-
-
-def device_of(port_id: str) -> str:
-    """What the port's interface is called on its host; the compute service computes the same."""
-    return f"tap{port_id[:11]}"
-
-
-def bridge_of(network_id: str) -> str:
-    """What the network's bridge is called on every host."""
-    return f"brq{network_id[:11]}"
 
 
 def shown_binding(row: Mapping[Any, Any]) -> Body:
     """What only admins and services see of a port."""
     is_bound = row["vif_type"] == "bridge"
-    details = {"port_filter": True, "bridge_name": bridge_of(row["network_id"])} if is_bound else {}
+    details = {"port_filter": True, "bridge_name": bridge(row["network_id"])} if is_bound else {}
     return {"binding:vif_type": row["vif_type"], "binding:vif_details": details}
 
 
@@ -68,7 +60,7 @@ def is_of_server(row: Any) -> bool:
     return bool(row.device_id) and row.device_owner.startswith("compute:")
 
 
-def tell_changed(change: Change, row: Row[Any]) -> None:
+def notify_changed(change: Change, row: Row[Any]) -> None:
     """The compute service looks again at what it knows of this port."""
     if is_of_server(row):
-        change.tell("network-changed", row.device_id, row.id)
+        change.add_event("network-changed", row.device_id, row.id)

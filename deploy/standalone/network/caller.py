@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asking, as keystonemiddleware found out, and what that lets them do here.
+"""The caller, as keystonemiddleware found out, and what they may do here.
 
 An admin or a service may do everything; a member what belongs to the project and what is shared with all; a reader
 only reads. What somebody may not know of does not exist for them (404); what they see but may not do is 403.
@@ -9,11 +9,18 @@ from dataclasses import dataclass
 
 from deploy.standalone.network.faults import fault
 
-OPEN = ("/", "/v2.0", "/v2.0/")
+VERSIONS = ("/", "/v2.0", "/v2.0/")
+#: HostRegistry have no tokens: each proves itself by its key (host_api.py).
+HOSTS = "/v2.0/kilonova/hosts/"
+
+
+def is_open(path: str) -> bool:
+    """Is it reached without a token?"""
+    return path in VERSIONS or path.startswith(HOSTS)
 
 
 @dataclass(frozen=True)
-class Caller:
+class NetworkCaller:
     """The project and roles of a valid token."""
 
     project_id: str
@@ -26,7 +33,7 @@ class Caller:
 
     @property
     def is_service(self) -> bool:
-        """A service, which knows what it changes and need not be told of it."""
+        """A service, which knows what it changes and gets no event of it."""
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:

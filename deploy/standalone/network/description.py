@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, or_, select
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import Body
-from deploy.standalone.network.bindings import bridge_of, device_of
-from deploy.standalone.network.placing import OWNERS
+from deploy.standalone.network.bindings import ROUTER_OWNERS
+from deploy.standalone.network.host.names import bridge, tap
+from deploy.standalone.resource import Body
 
 PORTS, PLACES, HELD, GROUPS = schema.ports, schema.PLACES, schema.addresses, schema.port_groups
 RULES, HOSTS, FLOATING = schema.security_group_rules, schema.hosts, schema.floating_ips
@@ -29,8 +29,8 @@ def describe(connection: Connection, host: Row[Any], dns: Sequence[str]) -> Body
     """The description for this host (its row)."""
     here = select(PLACES.c.port_id).where(PLACES.c.host == host.name)
     ports = connection.execute(select(PORTS).where(PORTS.c.id.in_(here))).all()
-    plugged = [port for port in ports if port.device_owner not in OWNERS]
-    routed = [port for port in ports if port.device_owner in OWNERS]
+    plugged = [port for port in ports if port.device_owner not in ROUTER_OWNERS]
+    routed = [port for port in ports if port.device_owner in ROUTER_OWNERS]
     known = {port.network_id for port in ports}
     rule = schema.networks.c.id.in_(known)
     networks = connection.execute(select(schema.networks).where(
@@ -92,7 +92,7 @@ def _networks(networks: Sequence[Row[Any]], subnets: dict[str, Row[Any]], held: 
             "mac": server.mac_address, "port": server.id,
             "addresses": [_with_prefix(address, subnets) for address in held[server.id]]}
         found[row.id] = {
-            "vni": row.vni, "mtu": row.mtu, "bridge": bridge_of(row.id), "external": row.external,
+            "vni": row.vni, "mtu": row.mtu, "bridge": bridge(row.id), "external": row.external,
             "project_id": row.project_id, "peers": peers[row.id], "dhcp": dhcp,
             "subnets": {key: _subnet(subnet) for key, subnet in subnets.items() if subnet.network_id == row.id}}
     return found
@@ -105,7 +105,7 @@ def _subnet(row: Row[Any]) -> Body:
 
 
 def _port(row: Row[Any], held: Addresses, groups: list[str], arrived: bool) -> Body:
-    return {"network": row.network_id, "mac": row.mac_address, "device": device_of(row.id),
+    return {"network": row.network_id, "mac": row.mac_address, "device": tap(row.id),
             "addresses": [{"address": address.address, "subnet": address.subnet_id} for address in held[row.id]],
             "allowed_pairs": [{"mac_address": row.mac_address} | pair for pair in row.allowed_address_pairs],
             "security": row.port_security_enabled, "groups": groups, "server": row.device_id,
@@ -149,7 +149,7 @@ def _routers(connection: Connection, host: Row[Any], ports: Sequence[Row[Any]], 
     found: Body = {}
     for router in routers:
         mine = [port for port in ports if port.device_id == router.id]
-        gateway = next((port for port in mine if port.device_owner == OWNERS[1]), None)
+        gateway = next((port for port in mine if port.device_owner == ROUTER_OWNERS[1]), None)
         found[router.id] = {
             "external": None if gateway is None else _external(gateway, router, held, subnets),
             "interfaces": [{"port": port.id, "network": port.network_id, "mac": port.mac_address,

@@ -48,7 +48,7 @@ RESOURCES = {"network": "networks", "subnet": "subnets", "port": "ports", "route
              "network_ip_availability": "network-ip-availabilities"}
 
 
-class Versions:
+class NetworkVersions:
     """GET / and GET /v2.0: open to everyone."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -62,7 +62,7 @@ class Versions:
             for name, plural in RESOURCES.items()]})
 
 
-class Extensions:
+class NetworkExtensions:
     """GET /v2.0/extensions and GET /v2.0/extensions/{alias}."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -74,7 +74,7 @@ class Extensions:
         answer(resp, {"extension": _extension(alias)})
 
 
-class Zones:
+class AvailabilityZones:
     """GET /v2.0/availability_zones: one, for networks and routers."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -83,5 +83,5 @@ class Zones:
 
 
 def _extension(alias: str) -> dict[str, object]:
-    name, said = EXTENSIONS[alias]
-    return {"alias": alias, "name": name, "description": said, "updated": UPDATED, "links": []}
+    name, description = EXTENSIONS[alias]
+    return {"alias": alias, "name": name, "description": description, "updated": UPDATED, "links": []}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to the database for writers: a `Change` is one transaction, with what it means for hosts and servers.
+"""Writing transactions: a `Change` is one, with what it means for hosts and servers.
 
-Whoever changes rows says what is touched (networks, groups, hosts) and which events the compute service is owed; at
-the end the hosts concerned get a new revision, in the same transaction. After the commit those that wait are woken.
-What must stay true: everything that a host or the compute service must learn follows from committed rows.
+Code that changes rows says what is touched (networks, groups, hosts) and which events the compute service gets; at the
+end the hosts concerned get a new revision, in the same transaction. After the commit waiting requests are woken.
+What must stay true: everything that a host or the compute service must know follows from committed rows.
 """
 
 import threading
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Table, insert, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as insert_or
 
 from deploy.standalone.database import Database
 from deploy.standalone.network import schema
-from deploy.standalone.network.hosts import Hosts
+from deploy.standalone.network.hosts import HostRegistry
+from deploy.standalone.resource import Transaction
 
 
 def moment() -> str:
@@ -29,7 +30,7 @@ def moment() -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class NetworkSettings:
     """What the operator chose."""
 
     has_hosts: bool = True
@@ -37,32 +38,34 @@ class Settings:
     first_vni: int = 1
     mtu: int = 1450
     wait_seconds: float = 2.0
-    """How long the maker of a port waits for its host."""
+    """How long the request that makes a port waits for its host."""
+    host_secret: str = field(default="", repr=False)
+    """Shared with the metadata service; each host's key follows from it. None is believed without it."""
 
 
 class Fabric:
     """The database, the hosts and the settings: what every resource works on."""
 
-    def __init__(self, database: Database, settings: Settings | None = None,
+    def __init__(self, database: Database, settings: NetworkSettings | None = None,
                  monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.database, self.settings = database, settings or Settings()
+        self.database, self.settings = database, settings or NetworkSettings()
         with database.write() as connection:
             connection.execute(insert_or(schema.counter).values(id=1, revision=0).on_conflict_do_nothing())
             known = {row.name: row.changed for row in connection.execute(select(schema.hosts))}
-        self.hosts = Hosts(known, monotonic)
-        self.news = threading.Event()
-        """Set when the compute service is owed events."""
+        self.hosts = HostRegistry(known, monotonic)
+        self.has_events = threading.Event()
+        """Set when there are events for the compute service."""
 
     @contextmanager
     def change(self) -> Iterator["Change"]:
-        """A writing transaction; hosts that it concerns and those that wait learn of it when it has committed."""
+        """A writing transaction; hosts that it concerns and requests that wait are woken when it has committed."""
         with self.database.write() as connection:
             change = Change(connection, self)
             yield change
             touched = change.finish()
-        self.hosts.learn(touched)
+        self.hosts.set_revisions(touched)
         if change.has_events:
-            self.news.set()
+            self.has_events.set()
 
     def settle(self, change: "Change") -> None:
         """Wait, but not for long, until the hosts have wired what `change` bound to them."""
@@ -71,10 +74,9 @@ class Fabric:
 
 
 @dataclass
-class Change:
-    """One transaction under way."""
+class Change(Transaction):
+    """A transaction under way, with what it means for hosts and servers."""
 
-    connection: Connection
     fabric: Fabric
     bound: dict[str, int] = field(default_factory=dict)
     has_events: bool = False
@@ -96,8 +98,8 @@ class Change:
         self._groups.update(groups)
         self._hosts.update(name for name in hosts if name)
 
-    def tell(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
-        """The compute service is owed this event."""
+    def add_event(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
+        """Store an event for the compute service."""
         self.has_events = True
         self.connection.execute(insert(schema.events).values(
             name=name, server=server, tag=tag, status=status, created=int(time.time())))
@@ -122,10 +124,6 @@ class Change:
             changed=self.revision()).returning(schema.hosts.c.name)).scalars()
         return dict.fromkeys(names, self.revision())
 
-    def one(self, table: Table, key: str) -> Row[Any] | None:
-        """The row with this id."""
-        return self.connection.execute(select(table).where(table.c.id == key)).first()
-
     def add(self, table: Table, values: Mapping[str, Any]) -> str:
         """Store a new thing and return its id."""
         key, now = str(uuid.uuid4()), moment()
@@ -136,7 +134,3 @@ class Change:
         """Change columns of a thing; its revision number rises."""
         self.connection.execute(update(table).where(table.c.id == key).values(
             dict(values) | {"updated_at": moment(), "revision_number": table.c.revision_number + 1}))
-
-    def remove(self, table: Table, key: str) -> None:
-        """Delete the row with this id."""
-        self.connection.execute(delete(table).where(table.c.id == key))

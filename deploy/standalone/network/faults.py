@@ -94,7 +94,7 @@ FAULTS = {
 }
 
 
-class Fault(falcon.HTTPError):
+class NeutronFault(falcon.HTTPError):
     """A refusal that names Neutron's type."""
 
     def __init__(self, kind: str, status: int, message: str) -> None:
@@ -102,14 +102,13 @@ class Fault(falcon.HTTPError):
         self.kind = kind
 
 
-def fault(kind: str, **words: object) -> Fault:
+def fault(kind: str, **words: object) -> NeutronFault:
     """The error of this type; long words of the client's own are cut."""
     status, message = FAULTS[kind]
-    return Fault(kind, status, message.format(**{name: str(word)[:500] for name, word in words.items()}))
+    return NeutronFault(kind, status, message.format(**{name: str(word)[:500] for name, word in words.items()}))
 
 
 def write_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
     """Give `error` the body that Neutron's clients read."""
-    kind = error.kind if isinstance(error, Fault) else type(error).__name__
-    said = error.description or error.title or ""
-    answer(resp, {"NeutronError": {"type": kind, "message": said, "detail": ""}})
+    kind = error.kind if isinstance(error, NeutronFault) else type(error).__name__
+    answer(resp, {"NeutronError": {"type": kind, "message": error.description or error.title or "", "detail": ""}})

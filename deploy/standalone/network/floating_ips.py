@@ -13,26 +13,18 @@ from sqlalchemy import JSON, ColumnElement, Row, Select, func, or_, select, type
 
 from deploy.standalone.network import ports, schema
 from deploy.standalone.network.addresses import subnets_of
-from deploy.standalone.network.attributes import (
-    REQUIRED,
-    UNSET,
-    Attribute,
-    Body,
-    address,
-    identifier,
-    optional,
-    words,
-)
-from deploy.standalone.network.bindings import tell_changed
-from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.attributes import ADDRESS, ID, NAME, REQUIRED, UNSET, Attribute, Attributes
+from deploy.standalone.network.bindings import ROUTER_OWNERS, notify_changed
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.placing import OWNERS
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import Noun, standard
+from deploy.standalone.network.resource import NetworkResource, standard
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import nullable
 
 FLOATING, PORTS, HELD, ROUTERS = schema.floating_ips, schema.ports, schema.addresses, schema.routers
-INTERFACE, GATEWAY = OWNERS
+INTERFACE, GATEWAY = ROUTER_OWNERS
 OWNER = "network:floatingip"
 DETAILS = ("name", "network_id", "mac_address", "admin_state_up", "status", "device_id", "device_owner")
 NOWHERE: Mapping[str, None] = {"port_id": None, "fixed_ip_address": None, "router_id": None}
@@ -44,21 +36,21 @@ def by_status(values: list[str]) -> ColumnElement[bool]:
     return or_(*[leads[value.upper()] for value in values if value.upper() in leads], FLOATING.c.id == "")
 
 
-class FloatingIps(Noun):
+class FloatingIpsApi(NetworkResource):
     """Floating addresses."""
 
     name, plural, table, missing = "floatingip", "floatingips", FLOATING, "FloatingIPNotFound"
-    attributes = {
-        "description": Attribute(words, ""),
-        "project_id": Attribute(identifier, put=False),
-        "floating_network_id": Attribute(identifier, REQUIRED, put=False),
-        "floating_ip_address": Attribute(optional(address), None, put=False, admin=True),
-        "subnet_id": Attribute(optional(identifier), UNSET, put=False),
-        "port_id": Attribute(optional(identifier)),
-        "fixed_ip_address": Attribute(optional(address)),
-        "dns_name": Attribute(words, "", put=False),
-        "dns_domain": Attribute(words, "", put=False),
-    }
+    attributes = Attributes({
+        "description": Attribute(NAME, ""),
+        "project_id": Attribute(ID, put=False),
+        "floating_network_id": Attribute(ID, REQUIRED, put=False),
+        "floating_ip_address": Attribute(nullable(ADDRESS), None, put=False, admin=True),
+        "subnet_id": Attribute(nullable(ID), UNSET, put=False),
+        "port_id": Attribute(nullable(ID)),
+        "fixed_ip_address": Attribute(nullable(ADDRESS)),
+        "dns_name": Attribute(NAME, "", put=False),
+        "dns_domain": Attribute(NAME, "", put=False),
+    })
     filters = {"status": by_status, "router_id": FLOATING.c.router_id.in_}
 
     def select(self) -> Select[Any]:
@@ -66,13 +58,13 @@ class FloatingIps(Noun):
             PORTS.c.id == FLOATING.c.port_id)
         return select(FLOATING, type_coerce(details.scalar_subquery(), JSON).label("details"))
 
-    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         shown = {name: row[name] for name in ("floating_network_id", "floating_ip_address", "port_id",
                                               "fixed_ip_address", "router_id", "dns_name", "dns_domain")}
         details = row["details"] and row["details"] | {"admin_state_up": bool(row["details"]["admin_state_up"])}
         return standard(row) | shown | {"status": "ACTIVE" if row["port_id"] else "DOWN", "port_details": details}
 
-    def create(self, change: Change, caller: Caller, body: Body) -> str:
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = change.one(schema.networks, body["floating_network_id"])
         if network is None or not (network.external or caller.owns(network.project_id)):
             raise fault("NetworkNotFound", id=body["floating_network_id"])
@@ -82,32 +74,33 @@ class FloatingIps(Noun):
         key = str(uuid.uuid4())
         held = ports.add(change, network, {
             "network_id": network.id, "project_id": "", "device_id": key, "device_owner": OWNER,
-            "port_security_enabled": False, "fixed_ips": [_wish(change, network.id, body)]})
+            "port_security_enabled": False, "fixed_ips": [_wanted_address(change, network.id, body)]})
         taken = change.connection.execute(select(HELD.c.address).where(HELD.c.port_id == held)).scalar_one()
         own = {name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")}
         change.add(FLOATING, own | {"id": key, "floating_network_id": network.id, "floating_ip_address": taken,
                                     "floating_port_id": held})
         if body.get("port_id"):
-            self._lead(change, caller, key, network.id, body["port_id"], body.get("fixed_ip_address"))
+            self._associate(change, caller, key, network.id, body)
         return key
 
-    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
         if "description" in body:
             change.set(FLOATING, row.id, {"description": body["description"]})
         if "port_id" not in body:
             return
-        _leave(change, row)
+        _disassociate(change, row)
         if body["port_id"]:
-            self._lead(change, caller, row.id, row.floating_network_id, body["port_id"], body.get("fixed_ip_address"))
+            self._associate(change, caller, row.id, row.floating_network_id, body)
 
-    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
-        _leave(change, row)
+    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+        _disassociate(change, row)
         change.remove(FLOATING, row.id)
         held = change.one(PORTS, row.floating_port_id)
         assert held is not None
         ports.remove(change, held)
 
-    def _lead(self, change: Change, caller: Caller, key: str, network: str, port_id: str, fixed: str | None) -> None:
+    def _associate(self, change: Change, caller: NetworkCaller, key: str, network: str, body: Body) -> None:
+        port_id, fixed = body["port_id"], body.get("fixed_ip_address")
         port = change.one(PORTS, port_id)
         if port is None or not caller.owns(port.project_id):
             raise fault("PortNotFound", id=port_id)
@@ -122,10 +115,10 @@ class FloatingIps(Noun):
             raise fault("ExternalGatewayForFloatingIPNotFound", network=network, subnet=inside.subnet_id, port=port_id)
         change.set(FLOATING, key, {"port_id": port_id, "fixed_ip_address": inside.address, "router_id": router.id})
         change.touch(hosts=[router.host])
-        tell_changed(change, port)
+        notify_changed(change, port)
 
 
-def _wish(change: Change, network: str, body: Body) -> Body:
+def _wanted_address(change: Change, network: str, body: Body) -> Body:
     """Which address the new one shall be: always of IPv4."""
     if body.get("floating_ip_address"):
         return {"ip_address": body["floating_ip_address"]}
@@ -137,15 +130,15 @@ def _wish(change: Change, network: str, body: Body) -> Body:
     return {"subnet_id": subnet.id}
 
 
-def _leave(change: Change, row: Row[Any]) -> None:
-    """It leads nowhere any more; whoever it led to is told."""
+def _disassociate(change: Change, row: Row[Any]) -> None:
+    """Let it lead to no port; the server of the one that it led to gets an event."""
     if row.port_id is None:
         return
     change.set(FLOATING, row.id, NOWHERE)
     router, port = change.one(ROUTERS, row.router_id or ""), change.one(PORTS, row.port_id)
     change.touch(hosts=[router.host] if router is not None else ())
     if port is not None:
-        tell_changed(change, port)
+        notify_changed(change, port)
 
 
 def _inside(change: Change, port_id: str, fixed: str | None) -> Row[Any]:

@@ -1,40 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/kilonova/hosts: where a host asks what it must wire, and says what it has wired. For services and admins.
+"""/v2.0/kilonova/hosts: here a host gets its description and reports what it has applied. For hosts alone.
 
-Asking is the heartbeat. The question waits until the host's revision is another than the one it has seen. Telling
-makes the host's ports ACTIVE, up to the revision that it has applied, and wakes whoever waits for them.
+A host proves by its key who it is, and speaks for itself only; it has no token. A poll is the heartbeat; it waits until
+the host's revision is another than the one it has seen. A report makes the host's ports ACTIVE, up to the revision that
+it has applied, and wakes the requests that wait for them.
 """
 
+import hmac
 from typing import Any
 
 import falcon
 from sqlalchemy import Row, Select, select, update
 from sqlalchemy.dialects.sqlite import insert
 
+from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import REQUIRED, Attribute, Body, address, checked, number, truth
+from deploy.standalone.network.attributes import ADDRESS, REQUIRED, Attribute, Attributes, number
 from deploy.standalone.network.bindings import is_of_server
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.description import describe
 from deploy.standalone.network.fabric import Change, Fabric, moment
 from deploy.standalone.network.faults import fault
+from deploy.standalone.network.host_keys import HEADER, wiring_key
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import TRUTH
 from deploy.standalone.web import answer, read_json
 
+AS_SERVICE = NetworkCaller("", frozenset({"service"}))
 HOSTS, PORTS, INACTIVE = schema.hosts, schema.ports, schema.inactive_bindings
-WAIT_MAX = 30
+MAX_WAIT_SECONDS = 30
 
 
-def _reasons(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError("it must be a dictionary of port ids and reasons")
-    return {str(name)[:64]: str(reason)[:500] for name, reason in value.items()}
-
-
-TOLD = {
+REPORT = Attributes({
     "revision": Attribute(number(0, 10**12), REQUIRED),
-    "tunnel_address": Attribute(address),
-    "external_gateway": Attribute(truth),
-    "failed": Attribute(_reasons),
-}
+    "tunnel_address": Attribute(ADDRESS),
+    "external_gateway": Attribute(TRUTH),
+    "failed": Attribute({"type": "object", "additionalProperties": {"type": "string"}}),      # port -> reason
+})
 
 
 class HostApi:
@@ -44,12 +46,12 @@ class HostApi:
         self._fabric = fabric
 
     def on_get_description(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
-        req.context.caller.require_admin("(rule:get_host_description)")
+        self._require_key(req, name)
         seen = req.get_param_as_int("seen", default=-1)
         wait = req.get_param_as_int("wait", default=0, min_value=0)
-        self._meet(name)
-        self._fabric.hosts.await_other(name, seen, min(wait, WAIT_MAX))
-        self._fabric.hosts.hear(name)
+        self._register(name)
+        self._fabric.hosts.await_other_revision(name, seen, min(wait, MAX_WAIT_SECONDS))
+        self._fabric.hosts.note_contact(name)
         with self._fabric.database.read() as connection:
             host = connection.execute(_host(name)).first()
             if host is None:
@@ -60,19 +62,25 @@ class HostApi:
             answer(resp, describe(connection, host, self._fabric.settings.dns))
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
-        req.context.caller.require_admin("(rule:update_host)")
-        told = checked(read_json(req), TOLD, "host", req.context.caller, new=True)
-        self._meet(name)
+        self._require_key(req, name)
+        report = REPORT.checked(read_json(req), "host", AS_SERVICE, new=True)
+        self._register(name)
         with self._fabric.change() as change:
             host = change.connection.execute(_host(name)).one()
-            _learn(change, host, told)
+            _store_report(change, host, report)
             _bind_late(change, name)
-            _settle(change, name, told["revision"], told.get("failed", {}))
-        self._fabric.hosts.acknowledge(name, told["revision"])
+            _update_ports(change, name, report["revision"], report.get("failed", {}))
+        self._fabric.hosts.acknowledge(name, report["revision"])
         resp.status = falcon.HTTP_204
 
-    def _meet(self, name: str) -> None:
-        """Hear this host; one that is new gets its row first, so that ports can be bound to it."""
+    def _require_key(self, req: falcon.Request, name: str) -> None:
+        """Raises 401 unless the caller has this host's key."""
+        secret, given = self._fabric.settings.host_secret, req.get_header(HEADER) or ""
+        if not secret or not hmac.compare_digest(wiring_key(host_key(secret, name)).encode(), given.encode()):
+            raise falcon.HTTPUnauthorized(description=f"This is not the key of the host {name[:255]!r}.")
+
+    def _register(self, name: str) -> None:
+        """Note that this host is alive; a new one gets its row first, so that ports can be bound to it."""
         if self._fabric.hosts.silence(name) is None:
             if len(name) > 255:
                 raise fault("HTTPBadRequest", why="The name of a host has at most 255 characters")
@@ -80,25 +88,25 @@ class HostApi:
                 change.connection.execute(insert(HOSTS).values(
                     name=name, changed=0, created_at=moment()).on_conflict_do_nothing())
                 change.touch(hosts=[name])
-        self._fabric.hosts.hear(name)
+        self._fabric.hosts.note_contact(name)
 
 
 def _host(name: str) -> Select[Any]:
     return select(HOSTS).where(HOSTS.c.name == name)
 
 
-def _learn(change: Change, host: Row[Any], told: Body) -> None:
-    """Write down what the host says of itself; others learn where it is now."""
-    news = {name: told[name] for name in ("tunnel_address", "external_gateway")
-            if name in told and told[name] != getattr(host, name)}
-    if news:
+def _store_report(change: Change, host: Row[Any], report: Body) -> None:
+    """Store what the host says of itself; others get a new revision when it is elsewhere now."""
+    changed = {name: report[name] for name in ("tunnel_address", "external_gateway")
+            if name in report and report[name] != getattr(host, name)}
+    if changed:
         here = select(schema.PLACES.c.network_id).where(schema.PLACES.c.host == host.name).distinct()
         outside = select(schema.networks.c.id).where(schema.networks.c.external)
         change.touch(networks=change.connection.execute(here).scalars(), hosts=[host.name])
-        if host.external_gateway or news.get("external_gateway"):
+        if host.external_gateway or changed.get("external_gateway"):
             change.touch(networks=change.connection.execute(outside).scalars())
     change.connection.execute(update(HOSTS).where(HOSTS.c.name == host.name).values(
-        news | {"acknowledged": told["revision"]}))
+        changed | {"acknowledged": report["revision"]}))
 
 
 def _bind_late(change: Change, name: str) -> None:
@@ -111,7 +119,7 @@ def _bind_late(change: Change, name: str) -> None:
         change.touch(networks=[port.network_id for port in late], hosts=[name])
 
 
-def _settle(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
+def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
     """The ports that this revision holds are wired, but for those that failed."""
     here = [PORTS.c.host == name, PORTS.c.vif_type == "bridge"]
     shown = (PORTS.c.id, PORTS.c.device_id, PORTS.c.device_owner)
@@ -123,6 +131,6 @@ def _settle(change: Change, name: str, revision: int, failed: dict[str, str]) ->
     change.connection.execute(update(INACTIVE).where(INACTIVE.c.host == name, INACTIVE.c.bound_at <= revision).values(
         is_wired=INACTIVE.c.port_id.not_in(failed)))
     for port in filter(is_of_server, wired):
-        change.tell("network-vif-plugged", port.device_id, port.id)
+        change.add_event("network-vif-plugged", port.device_id, port.id)
     for port in filter(is_of_server, lost):
-        change.tell("network-vif-plugged", port.device_id, port.id, "failed")
+        change.add_event("network-vif-plugged", port.device_id, port.id, "failed")

@@ -13,41 +13,33 @@ from typing import Any
 import falcon
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from deploy.standalone.listing import values_of
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import (
-    REQUIRED,
-    Attribute,
-    Body,
-    checked,
-    emptied,
-    free_mapping,
-    identifier,
-    one_of,
-    text,
-)
+from deploy.standalone.network.attributes import ID, PROFILE, REQUIRED, Attribute, Attributes
 from deploy.standalone.network.bindings import bind, shown_binding, withdraw
-from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.listing import NOT_FILTERS, values_of
-from deploy.standalone.network.resource import Noun, fields, find
-from deploy.standalone.web import answer, read_json
+from deploy.standalone.network.resource import NOT_FILTERS, NetworkResource, fields
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import one_of, text
+from deploy.standalone.web import answer, read_object
 
 INACTIVE = schema.inactive_bindings
 OF_BINDING = ("host", "bound_at", "vif_type", "vnic_type", "profile")
 FILTERS = ("host", "status", "vif_type", "vnic_type")
-BINDING = {
-    "host": Attribute(text(255, r".+"), REQUIRED, put=False),
+BINDING = Attributes({
+    "host": Attribute(text(minLength=1), REQUIRED, put=False),
     "vnic_type": Attribute(one_of("normal"), "normal"),
-    "profile": Attribute(emptied(free_mapping, {}), {}),
-    "project_id": Attribute(identifier, put=False),
-}
+    "profile": Attribute(PROFILE, {}),
+    "project_id": Attribute(ID, put=False),
+})
 
 
 class PortBindings:
     """GET and POST .../bindings; GET, PUT and DELETE .../bindings/{host}; PUT .../bindings/{host}/activate."""
 
-    def __init__(self, fabric: Fabric, ports: Noun) -> None:
+    def __init__(self, fabric: Fabric, ports: NetworkResource) -> None:
         self._fabric, self._ports = fabric, ports
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
@@ -123,19 +115,16 @@ class PortBindings:
             turn(change, port, _one(change.connection, port, host))
 
     def _port(self, connection: Connection, req: falcon.Request, key: str, verb: str) -> Row[Any]:
-        caller: Caller = req.context.caller
+        caller: NetworkCaller = req.context.caller
         caller.require_admin(f"(rule:{verb}_port_binding)")
-        port = find(connection, self._ports, caller, key)
+        port = self._ports.find(connection, caller, key)
         if not port.device_owner.startswith("compute:"):
             raise fault("BadRequest", what="port", why=f"port {port.id} is no server's (compute:...)")
         return port
 
 
 def _body(req: falcon.Request, *, new: bool) -> Body:
-    body = read_json(req)
-    if not isinstance(body, dict) or "binding" not in body:
-        raise fault("HTTPBadRequest", why="Unable to find 'binding' in request body")
-    return checked(body["binding"], BINDING, "binding", req.context.caller, new=new)
+    return BINDING.checked(read_object(req, "binding"), "binding", req.context.caller, new=new)
 
 
 def _at(port: Row[Any], host: str) -> tuple[Any, Any]:
@@ -162,7 +151,7 @@ def _shown(row: Mapping[Any, Any], network_id: str, status: str) -> Body:
 
 
 def _activate(change: Change, port: Row[Any], host: str) -> None:
-    """Change places. Hosts need not be told: they have wired both, and go on doing so."""
+    """Exchange the two. Hosts need no new revision: they have wired both."""
     row = change.connection.execute(delete(INACTIVE).where(*_at(port, host)).returning(INACTIVE)).one()
     if port.host:
         before = {name: port._mapping[name] for name in OF_BINDING}

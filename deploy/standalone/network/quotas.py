@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/quotas: how much of each noun a project may have; counted exactly, within the transaction that adds one."""
+"""/v2.0/quotas: how many of each resource a project may have; counted exactly, within the transaction that adds one."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ from sqlalchemy import Connection, Table, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import Attribute, Body, checked, number
-from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.attributes import Attribute, Attributes, number
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
+from deploy.standalone.resource import Body
 from deploy.standalone.web import answer, read_object
 
 #: resource -> (the limit of a project for which none was set, its table)
@@ -24,7 +25,7 @@ RESOURCES: dict[str, tuple[int, Table]] = {
     "security_group": (10, schema.security_groups),
     "security_group_rule": (100, schema.security_group_rules),
 }
-ATTRIBUTES = {name: Attribute(number(-1, 2**31 - 1), post=False) for name in RESOURCES}
+ATTRIBUTES = Attributes({name: Attribute(number(-1, 2**31 - 1), post=False) for name in RESOURCES})
 QUOTAS = schema.quotas
 
 
@@ -44,7 +45,7 @@ def _limits(connection: Connection, project_id: str) -> dict[str, int]:
     return {name: default for name, (default, _) in RESOURCES.items()} | {row.resource: row.limit for row in rows}
 
 
-class Quotas:
+class NetworkQuotas:
     """GET /v2.0/quotas (of those that were set); GET, PUT, DELETE /v2.0/quotas/{project_id}; .../default, /details."""
 
     def __init__(self, fabric: Fabric) -> None:
@@ -59,14 +60,14 @@ class Quotas:
         answer(resp, {"quotas": found})
 
     def on_get_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
-        _require(req.context.caller, project_id)
+        _require_owner(req.context.caller, project_id)
         with self._fabric.database.read() as connection:
             answer(resp, {"quota": _limits(connection, project_id)})
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
-        caller: Caller = req.context.caller
+        caller: NetworkCaller = req.context.caller
         caller.require_admin("(rule:update_quota)")
-        limits = checked(read_object(req, "quota"), ATTRIBUTES, "quota", caller, new=False)
+        limits = ATTRIBUTES.checked(read_object(req, "quota"), "quota", caller, new=False)
         with self._fabric.change() as change:
             for resource, limit in limits.items():
                 change.connection.execute(insert(QUOTAS).values(
@@ -81,11 +82,11 @@ class Quotas:
         resp.status = falcon.HTTP_204
 
     def on_get_default(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
-        _require(req.context.caller, project_id)
+        _require_owner(req.context.caller, project_id)
         answer(resp, {"quota": {name: default for name, (default, _) in RESOURCES.items()}})
 
     def on_get_details(self, req: falcon.Request, resp: falcon.Response, project_id: str) -> None:
-        _require(req.context.caller, project_id)
+        _require_owner(req.context.caller, project_id)
         with self._fabric.database.read() as connection:
             limits = _limits(connection, project_id)
             used = {name: _used(connection, table, project_id) for name, (_, table) in RESOURCES.items()}
@@ -97,6 +98,6 @@ def _used(connection: Connection, table: Table, project_id: str) -> Any:
         select(func.count()).select_from(table).where(table.c.project_id == project_id)).scalar_one()
 
 
-def _require(caller: Caller, project_id: str) -> None:
+def _require_owner(caller: NetworkCaller, project_id: str) -> None:
     if not caller.owns(project_id):
         raise fault("PolicyNotAuthorized", rule="(rule:get_quota)")

@@ -1,193 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One collection for every noun: list, create (one or many), show, update, delete and tags, each one transaction.
+"""What Neutron's resources have in common: attributes, owners, filters, pages and tags.
 
-A `Noun` says what is its own: table, attributes, who may see it, and how it is made, changed, removed and shown. It
-never begins a transaction; everything of a request happens in one, and the answer is read after its commit.
+A filter that is given several times matches any of its values; one that nobody knows is refused, for an ignored filter
+shows, or deletes, too much. What somebody may not know of does not exist for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import falcon
-from sqlalchemy import ColumnElement, Row, Select, Table, select, true
+from sqlalchemy import Boolean, ColumnElement, Integer, Row, and_, not_, or_, true
 
-from deploy.standalone.network.attributes import Attribute, Body, checked, listed, text
-from deploy.standalone.network.caller import Caller
-from deploy.standalone.network.fabric import Change, Fabric
+from deploy.standalone.listing import Query, contains, number_of, paged, value_of, values_of
+from deploy.standalone.network.attributes import TAGS, Attribute, Attributes
+from deploy.standalone.network.caller import NetworkCaller
+from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.listing import Filter, Page, conditions, values_of
+from deploy.standalone.resource import Body, Item, Resource
+from deploy.standalone.schemas import TRUTHS
 from deploy.standalone.web import answer, read_json
 
-BULK = 1000
-TAG = text(255, r"[^,/]{1,255}")
-TAG_LIST = listed(TAG, 50)
+#: Columns that only admins filter and sort by: whoever may ask whether a port is on a host, knows where it is.
+ADMIN_COLUMNS = ("host", "vni", "profile", "vif_type", "bound_at")
+NOT_FILTERS = ("fields", "limit", "marker", "page_reverse", "sort_key", "sort_dir")
+Filter = Callable[[list[str]], ColumnElement[bool]]
+TAG_BODY = Attributes(tags=Attribute(TAGS))
 
 
-class Noun:
-    """What the API shows under one plural; the default of each part fits a thing that its project owns."""
+class NetworkResource(Resource):
+    """The default of each part fits a thing that its project owns."""
 
-    name: str
-    plural: str
-    table: Table
-    attributes: Mapping[str, Attribute]
-    missing: str
+    attributes: Attributes
+    missing: str                               #: Neutron's type of the 404
     filters: Mapping[str, Filter] = {}
 
-    @property
-    def key(self) -> str:
-        """The name of the noun in a body."""
-        return self.name
-
-    def select(self) -> Select[Any]:
-        """What `show` needs of each row."""
-        return select(self.table)
-
-    def visible(self, caller: Caller) -> ColumnElement[bool]:
-        """Which rows this caller may know of."""
+    def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
         return true() if caller.is_admin else self.table.c.project_id == caller.project_id
 
-    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
-        """A row as the API shows it."""
+    def admit(self, caller: NetworkCaller, action: str, key: str = "") -> None:
+        if action == "create":
+            caller.require_writer(f"(rule:create_{self.name})")
+
+    def admit_to(self, caller: NetworkCaller, action: str, row: Row[Any]) -> None:
+        caller.require_owner(row.project_id, f"(rule:{action}_{self.name})")
+
+    def not_found(self, key: str) -> falcon.HTTPError:
+        return fault(self.missing, id=key[:64])
+
+    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        found = self.attributes.checked(body, self.name, caller, new=new)
+        if new and found.setdefault("project_id", caller.project_id) != caller.project_id:
+            caller.require_admin(f"(rule:create_{self.name}:project_id)")
+        return found
+
+    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+        return fields(req, self.view(row, req.context.caller))
+
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+        """A row as the API shows it to this caller."""
         shown = {name: row[attribute.column or name] for name, attribute in self.attributes.items()
                  if (attribute.column or name) in row and (caller.is_admin or not attribute.hidden)}
         return standard(row) | shown
 
-    def before_list(self, fabric: Fabric, caller: Caller) -> None:
+    def page(self, service: Fabric, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+        query, caller = req.params, req.context.caller
+        limit, marker = number_of("limit", value_of(query, "limit", "0"), 2**31), value_of(query, "marker")
+        backwards = value_of(query, "page_reverse").lower() in ("true", "1")
+        keys, rules = self._sort_keys(query, caller), self._conditions(query, caller)
+        self.before_list(service, caller)
+        with service.database.read() as connection:
+            after = self.find(connection, caller, marker) if marker else None
+            statement = paged(self.select().where(self.visible(caller), *rules), self.table,
+                              [(name, up != backwards) for name, up in keys.items()], after)
+            rows = list(connection.execute(statement.limit(limit + 1) if limit else statement).all())
+        if not limit:
+            return rows[::-1] if backwards else rows, {}
+        is_more, rows = len(rows) > limit, rows[:limit]
+        rows = rows[::-1] if backwards else rows
+        has_next, has_previous = (bool(marker), is_more) if backwards else (is_more, bool(marker))
+        ends = (("next", rows[-1:], has_next), ("previous", rows[:1], has_previous))
+        links = [{"rel": rel, "href": _href(req, row.id, rel == "previous")}
+                 for rel, end, is_there in ends if is_there for row in end]
+        return rows, {f"{self.collection}_links": links} if links else {}
+
+    def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
         """What must exist before this caller lists."""
 
-    def create(self, change: Change, caller: Caller, body: Body) -> str:
-        """Make one and return its id."""
-        raise NotImplementedError
+    def _column(self, name: str, caller: NetworkCaller) -> Any:
+        name = "project_id" if name == "tenant_id" else name
+        stored = (self.attributes[name].column or name) if name in self.attributes else name
+        return self.table.c.get(stored) if caller.is_admin or stored not in ADMIN_COLUMNS else None
 
-    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
-        """Change one."""
-        raise NotImplementedError
+    def _conditions(self, query: Query, caller: NetworkCaller) -> list[ColumnElement[bool]]:
+        rules = []
+        for name, values in ((name, values_of(query, name)) for name in query if name not in NOT_FILTERS):
+            if name in self.filters:
+                rules.append(self.filters[name](values))
+            elif name in ("tags", "tags-any", "not-tags", "not-tags-any"):
+                tagged = [contains(self.table.c.tags, tag) for value in values for tag in value.split(",")]
+                rule = or_(*tagged) if name.endswith("-any") else and_(*tagged)
+                rules.append(not_(rule) if name.startswith("not-") else rule)
+            elif (column := self._column(name, caller)) is None:
+                raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for filtering")
+            else:
+                rules.append(_equals(name, column, values))
+        return rules
 
-    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
-        """Remove one."""
-        raise NotImplementedError
-
-
-def standard(row: Mapping[Any, Any]) -> Body:
-    """What is shown of everything."""
-    return {"id": row["id"], "project_id": row["project_id"], "tenant_id": row["project_id"],
-            "description": row["description"], "tags": row["tags"], "revision_number": row["revision_number"],
-            "created_at": row["created_at"], "updated_at": row["updated_at"]}
-
-
-def find(connection: Any, noun: Noun, caller: Caller, key: str) -> Row[Any]:
-    """A thing that the caller may know of. Raises 404 also for one that they may not."""
-    row = connection.execute(noun.select().where(noun.table.c.id == key, noun.visible(caller))).first()
-    if row is None:
-        raise fault(noun.missing, id=key[:64])
-    return row  # type: ignore[no-any-return]
-
-
-def fields(req: falcon.Request, body: Body) -> Body:
-    """`body` cut down to the fields that the query asks for."""
-    wanted = {name for value in values_of(req.params, "fields") for name in value.split(",")} - {""}
-    return {name: value for name, value in body.items() if name in wanted} if wanted else body
-
-
-class Collection:
-    """GET and POST /v2.0/{plural}."""
-
-    def __init__(self, fabric: Fabric, noun: Noun) -> None:
-        self._fabric, self._noun = fabric, noun
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        noun, caller = self._noun, req.context.caller
-        page = Page(req.params, noun.table, noun.attributes, caller.is_admin)
-        rules = conditions(req.params, noun.table, noun.attributes, noun.filters, caller.is_admin)
-        noun.before_list(self._fabric, caller)
-        with self._fabric.database.read() as connection:
-            marker = find(connection, noun, caller, page.marker) if page.marker else None
-            found = connection.execute(page.apply(noun.select().where(noun.visible(caller), *rules), marker)).all()
-        rows, links = page.cut(list(found), f"{req.prefix}{req.path}")
-        plural = noun.plural.replace("-", "_")
-        body: Body = {plural: [fields(req, noun.show(row._mapping, caller)) for row in rows]}
-        answer(resp, body | ({f"{plural}_links": links} if links else {}))
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        noun, caller = self._noun, req.context.caller
-        caller.require_writer(f"(rule:create_{noun.key})")
-        plural, body = noun.plural.replace("-", "_"), read_json(req)
-        many = isinstance(body, dict) and isinstance(body.get(plural), list)
-        if not many and not (isinstance(body, dict) and noun.key in body):
-            raise fault("HTTPBadRequest", why=f"Unable to find '{noun.key}' in request body")
-        asked = body[plural] if many else [body[noun.key]]
-        if not 0 < len(asked) <= BULK:
-            raise fault("HTTPBadRequest", why=f"From 1 to {BULK} resources at a time")
-        wanted = [self._checked(caller, item) for item in asked]
-        with self._fabric.change() as change:
-            keys = [noun.create(change, caller, item) for item in wanted]
-        self._fabric.settle(change)
-        shown = self._shown(caller, keys)
-        resp.status = falcon.HTTP_201
-        answer(resp, {plural: shown} if many else {noun.key: shown[0]})
-
-    def _checked(self, caller: Caller, body: object) -> Body:
-        found = checked(body, self._noun.attributes, self._noun.key, caller, new=True)
-        owner = found.setdefault("project_id", caller.project_id)
-        if owner != caller.project_id:
-            caller.require_admin(f"(rule:create_{self._noun.key}:project_id)")
-        return found
-
-    def _shown(self, caller: Caller, keys: list[str]) -> list[Body]:
-        with self._fabric.database.read() as connection:
-            rows = connection.execute(self._noun.select().where(self._noun.table.c.id.in_(keys))).all()
-        by_id = {row.id: self._noun.show(row._mapping, caller) for row in rows}
-        if len(by_id) < len(set(keys)):
-            raise fault(self._noun.missing, id=next(key for key in keys if key not in by_id))
-        return [by_id[key] for key in keys]
+    def _sort_keys(self, query: Query, caller: NetworkCaller) -> dict[str, bool]:
+        names, ways = values_of(query, "sort_key"), values_of(query, "sort_dir")
+        if ways and len(names) != len(ways):
+            raise fault("HTTPBadRequest", why="The number of sort_keys and sort_dirs must be same")
+        keys: dict[str, bool] = {}
+        for name, way in zip(names, ways or ["asc"] * len(names), strict=True):
+            column = self._column(name, caller)
+            if column is None or way not in ("asc", "desc"):
+                raise fault("HTTPBadRequest", why=f"['{name[:64]}'] is invalid attribute for sorting, asc or desc")
+            keys.setdefault(column.name, way == "asc")
+        return keys | {"id": keys.get("id", True)}
 
 
-class Item:
-    """GET, PUT and DELETE /v2.0/{plural}/{key}."""
-
-    def __init__(self, fabric: Fabric, noun: Noun) -> None:
-        self._fabric, self._noun = fabric, noun
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        noun, caller = self._noun, req.context.caller
-        with self._fabric.database.read() as connection:
-            row = find(connection, noun, caller, key)
-        answer(resp, {noun.key: fields(req, noun.show(row._mapping, caller))})
+class NetworkItem(Item):
+    """GET, PUT and DELETE of one."""
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        noun, caller, body = self._noun, req.context.caller, read_json(req)
-        if not isinstance(body, dict) or noun.key not in body:
-            raise fault("HTTPBadRequest", why=f"Unable to find '{noun.key}' in request body")
-        wanted = checked(body[noun.key], noun.attributes, noun.key, caller, new=False)
-        with self._fabric.change() as change:
-            row = find(change.connection, noun, caller, key)
-            caller.require_owner(row.project_id, f"(rule:update_{noun.key})")
-            noun.update(change, caller, row, wanted)
-        self._fabric.settle(change)
-        self.on_get(req, resp, key)
-
-    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        noun, caller = self._noun, req.context.caller
-        with self._fabric.change() as change:
-            row = find(change.connection, noun, caller, key)
-            caller.require_owner(row.project_id, f"(rule:delete_{noun.key})")
-            noun.delete(change, caller, row)
-        resp.status = falcon.HTTP_204
+        self._update(req, resp, key)
 
 
 class Tags:
     """GET, PUT and DELETE /v2.0/{plural}/{key}/tags; GET, PUT and DELETE .../tags/{tag}."""
 
-    def __init__(self, fabric: Fabric, noun: Noun) -> None:
-        self._fabric, self._noun = fabric, noun
+    def __init__(self, fabric: Fabric, resource: NetworkResource) -> None:
+        self._fabric, self._resource = fabric, resource
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         answer(resp, {"tags": self._tags(req, key)})
 
     def on_put(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        body = read_json(req)
-        attributes = {"tags": Attribute(TAG_LIST)}
-        tags = checked(body, attributes, "tags", req.context.caller, new=False).get("tags")
+        tags = TAG_BODY.checked(read_json(req), "tags", req.context.caller, new=False).get("tags")
         if tags is None:
             raise fault("HTTPBadRequest", why="Invalid tags body")
         self._set(req, key, lambda _: tags)
@@ -203,7 +153,7 @@ class Tags:
         resp.status = falcon.HTTP_204
 
     def on_put_one(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
-        self._set(req, key, lambda tags: sorted({*tags, *TAG_LIST([tag])}))
+        self._set(req, key, lambda tags: sorted({*tags, tag}))
         resp.status = falcon.HTTP_201
 
     def on_delete_one(self, req: falcon.Request, resp: falcon.Response, key: str, tag: str) -> None:
@@ -214,13 +164,43 @@ class Tags:
 
     def _tags(self, req: falcon.Request, key: str) -> list[str]:
         with self._fabric.database.read() as connection:
-            return list(find(connection, self._noun, req.context.caller, key).tags)
+            return list(self._resource.find(connection, req.context.caller, key).tags)
 
-    def _set(self, req: falcon.Request, key: str, turn: Any) -> None:
+    def _set(self, req: falcon.Request, key: str, turn: Callable[[list[str]], list[str]]) -> None:
+        caller: NetworkCaller = req.context.caller
         with self._fabric.change() as change:
-            row = find(change.connection, self._noun, req.context.caller, key)
-            req.context.caller.require_owner(row.project_id, f"(rule:update_{self._noun.key}_tags)")
-            try:
-                change.set(self._noun.table, key, {"tags": TAG_LIST(turn(row.tags))})
-            except ValueError as error:
-                raise fault("HTTPBadRequest", why=f"Invalid input for tags. Reason: {error}.") from error
+            row = self._resource.find(change.connection, caller, key)
+            caller.require_owner(row.project_id, f"(rule:update_{self._resource.name}_tags)")
+            tags = TAG_BODY.checked({"tags": turn(row.tags)}, "tags", caller, new=False)
+            change.set(self._resource.table, key, tags)
+
+
+def standard(row: Mapping[Any, Any]) -> Body:
+    """What is shown of everything."""
+    return {"tenant_id": row["project_id"]} | {name: row[name] for name in (
+        "id", "project_id", "description", "tags", "revision_number", "created_at", "updated_at")}
+
+
+def fields(req: falcon.Request, body: Body) -> Body:
+    """`body` cut down to the fields that the query asks for."""
+    wanted = {name for value in values_of(req.params, "fields") for name in value.split(",")} - {""}
+    return {name: value for name, value in body.items() if name in wanted} if wanted else body
+
+
+def _equals(name: str, column: Any, values: list[str]) -> ColumnElement[bool]:
+    wanted: list[Any] = list(values)
+    if isinstance(column.type, Boolean):
+        wanted = [TRUTHS.get(value.lower()) for value in values]
+        if None in wanted:
+            raise fault("HTTPBadRequest", why=f"Invalid input for {name}. Reason: it must be true or false.")
+    elif isinstance(column.type, Integer):
+        wanted = [number_of(name, value) for value in values]
+    known: ColumnElement[bool] = column.in_(wanted)
+    # An empty value asks for what has none, as in `?device_id=`.
+    return or_(known, column.is_(None)) if "" in values or "None" in values else known
+
+
+def _href(req: falcon.Request, marker: str, backwards: bool) -> str:
+    kept = {name: value for name, value in req.params.items() if name not in ("marker", "page_reverse")}
+    more = {"marker": marker} | ({"page_reverse": "True"} if backwards else {})
+    return f"{req.prefix}{req.path}?{urlencode(kept | more, doseq=True)}"

@@ -10,53 +10,49 @@ from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from sqlalchemy import JSON, Row, Select, delete, func, select, type_coerce
+from sqlalchemy import JSON, Row, Select, delete, func, select, type_coerce, update
 
 from deploy.standalone.network import ports, schema
 from deploy.standalone.network.attributes import (
+    ADMIN_STATE_UP,
+    FIXED_IPS,
+    ID,
+    ROUTES,
     STANDARD,
     UNSET,
+    ZONES,
     Attribute,
-    Body,
-    address,
-    checked,
-    cidr,
-    columns,
-    emptied,
-    identifier,
-    listed,
-    mapping,
-    optional,
-    truth,
+    Attributes,
 )
-from deploy.standalone.network.bindings import carried
-from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.bindings import ROUTER_OWNERS, bind, bind_to_carrier
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
-from deploy.standalone.network.networks import ZONES
-from deploy.standalone.network.placing import OWNERS, carrier
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import Noun, find
+from deploy.standalone.network.resource import NetworkResource
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import TRUTH, mapping, nullable
 from deploy.standalone.web import answer, read_json
 
 ROUTERS, PORTS, HELD, FLOATING = schema.routers, schema.ports, schema.addresses, schema.floating_ips
-INTERFACE, GATEWAY = OWNERS
-FIXED = listed(mapping(subnet_id=identifier, ip_address=address), 5)
-OUTSIDE = optional(mapping(network_id=identifier, enable_snat=truth, external_fixed_ips=optional(FIXED)))
-ROUTES = emptied(listed(mapping(destination=cidr, nexthop=address), 30), [])
-WHICH = {"subnet_id": Attribute(identifier), "port_id": Attribute(identifier)}
+HOSTS = schema.hosts
+INTERFACE, GATEWAY = ROUTER_OWNERS
+GATEWAY_INFO = nullable(mapping({"network_id": ID, "enable_snat": TRUTH,
+                                 "external_fixed_ips": {**FIXED_IPS, "maxItems": 5}}))
+WHICH = Attributes(subnet_id=Attribute(ID), port_id=Attribute(ID))
 
 
-class Routers(Noun):
+class RoutersApi(NetworkResource):
     """Routers."""
 
     name, plural, table, missing = "router", "routers", ROUTERS, "RouterNotFound"
-    attributes = STANDARD | {
-        "admin_state_up": Attribute(truth, True),
-        "external_gateway_info": Attribute(OUTSIDE),
+    attributes = Attributes({
+        **STANDARD,
+        "admin_state_up": ADMIN_STATE_UP,
+        "external_gateway_info": Attribute(GATEWAY_INFO),
         "routes": Attribute(ROUTES, post=False),
         "availability_zone_hints": Attribute(ZONES, UNSET, put=False),
-    }
+    })
 
     def select(self) -> Select[Any]:
         mine = (PORTS.c.device_id == ROUTERS.c.id) & (PORTS.c.device_owner == GATEWAY)
@@ -66,24 +62,24 @@ class Routers(Noun):
                 PORTS, PORTS.c.id == HELD.c.port_id).where(mine)
         return select(ROUTERS, network.label("outside"), type_coerce(fixed.scalar_subquery(), JSON).label("fixed_ips"))
 
-    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         outside = row["outside"] and {"network_id": row["outside"], "enable_snat": row["enable_snat"],
                                       "external_fixed_ips": row["fixed_ips"]}
-        return super().show(row, caller) | {
+        return super().view(row, caller) | {
             "status": "ACTIVE", "external_gateway_info": outside or None, "routes": row["routes"],
             "availability_zones": ["nova"], "availability_zone_hints": [], "flavor_id": None,
             **({"ha": False, "distributed": False} if caller.is_admin else {})}
 
-    def create(self, change: Change, caller: Caller, body: Body) -> str:
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         spend(change, body["project_id"], "router")
         body.pop("availability_zone_hints", None)
         outside = body.pop("external_gateway_info", None)
-        key = change.add(ROUTERS, columns(body, self.attributes) | {"host": carrier(change)})
+        key = change.add(ROUTERS, self.attributes.columns(body) | {"host": carrier(change)})
         if outside:
-            self._lead_outside(change, caller, key, outside)
+            self._set_gateway(change, caller, key, outside)
         return key
 
-    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
         values = dict(body)
         outside = values.pop("external_gateway_info", UNSET)
         if values.get("routes"):
@@ -91,16 +87,16 @@ class Routers(Noun):
         change.set(ROUTERS, row.id, values)
         change.touch(hosts=[row.host])
         if outside is not UNSET:
-            self._lead_outside(change, caller, row.id, outside or {})
+            self._set_gateway(change, caller, row.id, outside or {})
 
-    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         if change.connection.execute(_ports_of(row.id, INTERFACE)).first() is not None:
             raise fault("RouterInUse", id=row.id)
-        self._lead_outside(change, caller, row.id, {})
+        self._set_gateway(change, caller, row.id, {})
         change.touch(hosts=[row.host])
         change.remove(ROUTERS, row.id)
 
-    def _lead_outside(self, change: Change, caller: Caller, key: str, wanted: Body) -> None:
+    def _set_gateway(self, change: Change, caller: NetworkCaller, key: str, wanted: Body) -> None:
         """Let the router have this gateway, or none; addresses that it has in the same network stay."""
         router = change.one(ROUTERS, key)
         assert router is not None
@@ -128,11 +124,11 @@ class Routers(Noun):
         change.touch(hosts=[router.host])
 
 
-class Interfaces:
+class RouterInterfaces:
     """PUT /v2.0/routers/{key}/add_router_interface and .../remove_router_interface."""
 
-    def __init__(self, fabric: Fabric, noun: Routers) -> None:
-        self._fabric, self._noun = fabric, noun
+    def __init__(self, fabric: Fabric, routers: RoutersApi) -> None:
+        self._fabric, self._routers = fabric, routers
 
     def on_put_add(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
         caller, which = req.context.caller, _which(req)
@@ -157,14 +153,14 @@ class Interfaces:
             change.touch(hosts=[router.host])
         answer(resp, shown)
 
-    def _owned(self, change: Change, caller: Caller, key: str, what: str) -> Row[Any]:
-        router = find(change.connection, self._noun, caller, key)
+    def _owned(self, change: Change, caller: NetworkCaller, key: str, what: str) -> Row[Any]:
+        router = self._routers.find(change.connection, caller, key)
         caller.require_owner(router.project_id, f"(rule:{what}_router_interface)")
         return router
 
 
 def _which(req: falcon.Request) -> Body:
-    which = checked(read_json(req), WHICH, "router", req.context.caller, new=True)
+    which = WHICH.checked(read_json(req), "router", req.context.caller, new=True)
     if not which:
         raise fault("BadRequest", what="router", why="Either subnet_id or port_id must be specified")
     return which
@@ -197,7 +193,7 @@ def _require_apart(change: Change, router: Row[Any], subnet: Row[Any]) -> None:
                                                          f" {other.cidr} of subnet {other.id}")
 
 
-def _join_subnet(change: Change, caller: Caller, router: Row[Any], subnet_id: str) -> str:
+def _join_subnet(change: Change, caller: NetworkCaller, router: Row[Any], subnet_id: str) -> str:
     subnet = change.one(schema.subnets, subnet_id)
     network = subnet and change.one(schema.networks, subnet.network_id)
     if subnet is None or network is None or not (caller.owns(network.project_id) or network.shared):
@@ -210,7 +206,7 @@ def _join_subnet(change: Change, caller: Caller, router: Row[Any], subnet_id: st
         "fixed_ips": [{"subnet_id": subnet.id, "ip_address": subnet.gateway_ip}]})
 
 
-def _join_port(change: Change, caller: Caller, router: Row[Any], port_id: str) -> str:
+def _join_port(change: Change, caller: NetworkCaller, router: Row[Any], port_id: str) -> str:
     port = change.one(PORTS, port_id)
     if port is None or not caller.owns(port.project_id):
         raise fault("PortNotFound", id=port_id)
@@ -224,7 +220,7 @@ def _join_port(change: Change, caller: Caller, router: Row[Any], port_id: str) -
         _require_apart(change, router, subnet)
     change.connection.execute(delete(schema.port_groups).where(schema.port_groups.c.port_id == port.id))
     change.set(PORTS, port.id, {"device_id": router.id, "device_owner": INTERFACE, "port_security_enabled": False}
-               | carried(change, router.host))
+               | bind_to_carrier(change, router.host))
     change.touch(networks=[port.network_id])
     return str(port.id)
 
@@ -275,3 +271,33 @@ def _check_routes(change: Change, router: str, routes: list[Body]) -> None:
             raise fault("InvalidRoutes", why="a route has a destination and a nexthop")
         if not any(ipaddress.ip_address(route["nexthop"]) in network for network in joined):
             raise fault("InvalidRoutes", why=f"the nexthop {route['nexthop']} is not connected with the router")
+
+
+def carrier(change: Change) -> str:
+    """The host for a new router; "" while none is alive."""
+    return change.connection.execute(select(HOSTS.c.name).where(HOSTS.c.name.in_(change.fabric.hosts.alive())).order_by(
+        HOSTS.c.external_gateway.desc(), HOSTS.c.name).limit(1)).scalar() or ""
+
+
+def place(change: Change, router_id: str, before: str, host: str) -> None:
+    """Let `host` carry the router from now on."""
+    mine = [PORTS.c.device_id == router_id, PORTS.c.device_owner.in_(ROUTER_OWNERS)]
+    change.connection.execute(update(ROUTERS).where(ROUTERS.c.id == router_id).values(host=host))
+    change.connection.execute(update(PORTS).where(*mine).values(**bind(change, host)))
+    networks = change.connection.execute(select(PORTS.c.network_id).where(*mine)).scalars().all()
+    change.touch(networks=networks, hosts=[before, host])
+
+
+def place_routers(fabric: Fabric) -> None:
+    """Give every router without a living host another one, if there is any."""
+    alive = fabric.hosts.alive()
+    if not fabric.settings.has_hosts or not alive:
+        return
+    lost = select(ROUTERS.c.id, ROUTERS.c.host).where(ROUTERS.c.host.not_in(alive))
+    with fabric.database.read() as connection:
+        if connection.execute(lost).first() is None:
+            return
+    with fabric.change() as change:
+        host = carrier(change)
+        for row in change.connection.execute(lost).all() if host else ():
+            place(change, row.id, row.host, host)

@@ -1,31 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2.0/security-groups. A project's default group, with its four rules, is made the first time somebody needs it."""
+"""/v2.0/security-groups and /v2.0/security-group-rules: what a group's ports may receive and send.
 
+A project's default group, with its four rules, is made the first time that it is needed. A rule never changes; no two
+of a group are equal.
+"""
+
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import JSON, Row, Select, func, select, type_coerce
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.attributes import STANDARD, Attribute, Body, truth
-from deploy.standalone.network.caller import Caller
+from deploy.standalone.network.attributes import ID, NAME, REQUIRED, STANDARD, Attribute, Attributes, number
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change, Fabric
 from deploy.standalone.network.faults import fault
+from deploy.standalone.network.host.description import PROTOCOLS, WITH_PORTS
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import Noun
-from deploy.standalone.network.rules import show_rule
+from deploy.standalone.network.resource import NetworkResource, standard
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import TRUTH, nullable, one_of, text
 
 GROUPS, RULES = schema.security_groups, schema.security_group_rules
 ETHERTYPES = ("IPv4", "IPv6")
+ONLY_IPV6 = {41, 43, 44, 58, 59, 60}
+SAME = ("direction", "ethertype", "protocol", "port_range_min", "port_range_max", "remote_ip_prefix",
+        "remote_group_id")
 
 
-class SecurityGroups(Noun):
+class SecurityGroupsApi(NetworkResource):
     """Security groups."""
 
     name, plural, table, missing = "security_group", "security-groups", GROUPS, "SecurityGroupNotFound"
-    attributes = STANDARD | {"stateful": Attribute(truth, True)}
+    attributes = Attributes({**STANDARD, "stateful": Attribute(TRUTH, True)})
 
-    def before_list(self, fabric: Fabric, caller: Caller) -> None:
+    def before_list(self, fabric: Fabric, caller: NetworkCaller) -> None:
         if not caller.project_id:
             return
         with fabric.database.read() as connection:
@@ -41,11 +51,11 @@ class SecurityGroups(Noun):
         rules = select(func.json_group_array(func.json_object(*each))).where(RULES.c.security_group_id == GROUPS.c.id)
         return select(GROUPS, type_coerce(rules.scalar_subquery(), JSON).label("rules"))
 
-    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
         rules = sorted(row["rules"], key=lambda rule: (rule["created_at"], rule["id"]))
-        return super().show(row, caller) | {"shared": False, "security_group_rules": list(map(show_rule, rules))}
+        return super().view(row, caller) | {"shared": False, "security_group_rules": list(map(show_rule, rules))}
 
-    def create(self, change: Change, caller: Caller, body: Body) -> str:
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         if body["name"] == "default":
             raise fault("SecurityGroupDefaultAlreadyExists")
         _require_stateful(body)
@@ -53,7 +63,7 @@ class SecurityGroups(Noun):
         spend(change, body["project_id"], "security_group")
         return _add(change, body, open_inside=False)
 
-    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
         if row.name == "default" and body.get("name", "default") != "default":
             raise fault("SecurityGroupCannotUpdateDefault")
         if row.name != "default" and body.get("name") == "default":
@@ -61,7 +71,7 @@ class SecurityGroups(Noun):
         _require_stateful(body)
         change.set(GROUPS, row.id, body)
 
-    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         if row.name == "default" and not caller.is_admin:
             raise fault("SecurityGroupCannotRemoveDefault")
         users = select(schema.port_groups.c.port_id).where(schema.port_groups.c.group_id == row.id)
@@ -79,7 +89,7 @@ def default_group(change: Change, project_id: str) -> str:
                                   "description": "Default security group"}, open_inside=True)
 
 
-def require_groups(change: Change, caller: Caller, groups: list[str], project_id: str) -> None:
+def require_groups(change: Change, caller: NetworkCaller, groups: list[str], project_id: str) -> None:
     """Raises 404 for a group that neither the caller nor the port's project owns."""
     known = select(GROUPS.c.id).where(GROUPS.c.id.in_(groups))
     if not caller.is_admin:
@@ -107,3 +117,119 @@ def _require_stateful(body: Body) -> None:
     if body.get("stateful") is False:
         raise fault("InvalidInput", why="stateless security groups are not served here")
 
+
+def protocol(value: str | int | None) -> str | None:
+    """A protocol's name or number as it is stored; "any" and 0 are none. Raises 400."""
+    name = str(value).lower()
+    if value is None or name in ("any", "0"):
+        return None
+    if name not in PROTOCOLS and not (name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255):
+        raise fault("HTTPBadRequest", why=f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of"
+                                          f" {', '.join(PROTOCOLS)}")
+    return name
+
+
+class SecurityGroupRulesApi(NetworkResource):
+    """Rules of security groups."""
+
+    name, plural, table = "security_group_rule", "security-group-rules", RULES
+    missing = "SecurityGroupRuleNotFound"
+    attributes = Attributes({
+        "project_id": STANDARD["project_id"],
+        "description": Attribute(NAME, "", put=False),
+        "security_group_id": Attribute(ID, REQUIRED, put=False),
+        "direction": Attribute(one_of("ingress", "egress"), REQUIRED, put=False),
+        "ethertype": Attribute(one_of("IPv4", "IPv6"), "IPv4", put=False),
+        "protocol": Attribute({"type": ["string", "integer", "null"]}, None, put=False),
+        "port_range_min": Attribute(nullable(number(-1, 65535)), None, put=False),
+        "port_range_max": Attribute(nullable(number(-1, 65535)), None, put=False),
+        "remote_ip_prefix": Attribute(nullable(text(format="prefix")), None, put=False),
+        "remote_group_id": Attribute(nullable(ID), None, put=False),
+    })
+
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+        return show_rule(row)
+
+    def checked(self, caller: NetworkCaller, body: object, *, new: bool) -> Body:
+        found = super().checked(caller, body, new=new)
+        return found | {"protocol": protocol(found["protocol"])} if "protocol" in found else found
+
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
+        group = self._group(change, caller, body["security_group_id"])
+        body["project_id"] = group.project_id
+        if body["remote_group_id"] is not None:
+            self._group(change, caller, body["remote_group_id"])
+        _check(body)
+        alike = select(RULES.c.id).where(RULES.c.security_group_id == group.id,
+                                         *[RULES.c[name].is_not_distinct_from(body[name]) for name in SAME])
+        known = change.connection.execute(alike).scalar()
+        if known is not None:
+            raise fault("SecurityGroupRuleExists", id=known)
+        spend(change, group.project_id, "security_group_rule")
+        change.touch(groups=[group.id])
+        change.set(GROUPS, group.id, {})
+        return change.add(RULES, body)
+
+    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
+        raise fault("HTTPBadRequest", why="A security group rule cannot be changed: delete it and make another")
+
+    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
+        change.touch(groups=[row.security_group_id])
+        change.set(GROUPS, row.security_group_id, {})
+        change.remove(RULES, row.id)
+
+    def _group(self, change: Change, caller: NetworkCaller, key: str) -> Row[Any]:
+        query = select(GROUPS).where(GROUPS.c.id == key)
+        if not caller.is_admin:
+            query = query.where(GROUPS.c.project_id == caller.project_id)
+        row = change.connection.execute(query).first()
+        if row is None:
+            raise fault("SecurityGroupNotFound", id=key)
+        return row
+
+
+def show_rule(row: Mapping[Any, Any]) -> Body:
+    """A rule as the API shows it."""
+    prefix = row["remote_ip_prefix"]
+    return standard(row) | {name: row[name] for name in ("security_group_id", *SAME)} | {
+        "normalized_cidr": str(ipaddress.ip_network(prefix, strict=False)) if prefix else None,
+        "remote_address_group_id": None, "belongs_to_default_sg": False}
+
+
+def number_of(name: str | None) -> int | None:
+    """The number of a protocol; None for any."""
+    return None if name is None else PROTOCOLS[name] if name in PROTOCOLS else int(name)
+
+
+def _check(body: Body) -> None:
+    """Raises 400 for parts that do not fit each other."""
+    low, high, kind = body["port_range_min"], body["port_range_max"], number_of(body["protocol"])
+    if body["remote_ip_prefix"] and body["remote_group_id"]:
+        raise fault("SecurityGroupRemoteGroupAndRemoteIpPrefix")
+    if body["remote_ip_prefix"]:
+        version = ipaddress.ip_interface(body["remote_ip_prefix"]).version
+        if body["ethertype"] != f"IPv{version}":
+            raise fault("SecurityGroupRuleParameterConflict", ethertype=body["ethertype"],
+                        cidr=body["remote_ip_prefix"])
+    if kind in ONLY_IPV6 and body["ethertype"] == "IPv4":
+        raise fault("SecurityGroupEthertypeConflictWithProtocol", ethertype="IPv4", protocol=body["protocol"])
+    if kind in (1, 58):
+        _check_icmp(low, high)
+    elif low is None and high is None:
+        return
+    elif kind is None:
+        raise fault("SecurityGroupProtocolRequiredWithPorts")
+    elif kind not in WITH_PORTS:
+        raise fault("SecurityGroupInvalidProtocolForPort", protocol=body["protocol"])
+    elif low is None or high is None or low > high:
+        raise fault("SecurityGroupInvalidPortRange")
+    elif low < 1:
+        raise fault("SecurityGroupInvalidPortValue", port=low)
+
+
+def _check_icmp(kind: int | None, code: int | None) -> None:
+    for attr, field, value in (("port_range_min", "type", kind), ("port_range_max", "code", code)):
+        if value is not None and not 0 <= value <= 255:
+            raise fault("SecurityGroupInvalidIcmpValue", field=field, attr=attr, value=value)
+    if kind is None and code is not None:
+        raise fault("SecurityGroupMissingIcmpType", value=code)

@@ -13,63 +13,61 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete, or_, select, true
 
 from deploy.standalone.network import schema
-from deploy.standalone.network.addresses import is_from_mac, subnets_of
+from deploy.standalone.network.addresses import choose_addresses, free_mac, is_from_mac, store, subnets_of
 from deploy.standalone.network.attributes import (
+    ADDRESS,
+    CIDR,
+    ID,
     REQUIRED,
+    ROUTES,
     STANDARD,
     UNSET,
     Attribute,
-    Body,
-    address,
-    cidr,
-    emptied,
-    identifier,
-    listed,
-    mapping,
-    one_of,
-    optional,
-    truth,
+    Attributes,
 )
-from deploy.standalone.network.caller import Caller
-from deploy.standalone.network.dhcp import serve_dhcp
+from deploy.standalone.network.caller import NetworkCaller
 from deploy.standalone.network.fabric import Change
 from deploy.standalone.network.faults import fault
 from deploy.standalone.network.quotas import spend
-from deploy.standalone.network.resource import Noun
+from deploy.standalone.network.resource import NetworkResource
+from deploy.standalone.resource import Body
+from deploy.standalone.schemas import TRUTH, array, mapping, nullable, one_of
 
 SUBNETS = schema.subnets
-MODE = optional(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
+MODE = nullable(one_of("slaac", "dhcpv6-stateful", "dhcpv6-stateless"))
+DHCP_OWNER = "network:dhcp"
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Subnets(Noun):
+class SubnetsApi(NetworkResource):
     """Subnets."""
 
     name, plural, table, missing = "subnet", "subnets", SUBNETS, "SubnetNotFound"
-    attributes = STANDARD | {
-        "network_id": Attribute(identifier, REQUIRED, put=False),
+    attributes = Attributes({
+        **STANDARD,
+        "network_id": Attribute(ID, REQUIRED, put=False),
         "ip_version": Attribute(one_of(4, 6), REQUIRED, put=False),
-        "cidr": Attribute(cidr, REQUIRED, put=False),
-        "gateway_ip": Attribute(optional(address)),
-        "enable_dhcp": Attribute(truth, True),
+        "cidr": Attribute(CIDR, REQUIRED, put=False),
+        "gateway_ip": Attribute(nullable(ADDRESS)),
+        "enable_dhcp": Attribute(TRUTH, True),
         "ipv6_address_mode": Attribute(MODE, None, put=False),
         "ipv6_ra_mode": Attribute(MODE, None, put=False),
-        "allocation_pools": Attribute(optional(listed(mapping(start=address, end=address)))),
-        "dns_nameservers": Attribute(emptied(listed(address, 5), []), []),
-        "host_routes": Attribute(emptied(listed(mapping(destination=cidr, nexthop=address), 20), []), []),
-        "subnetpool_id": Attribute(optional(one_of()), UNSET, put=False),
-    }
+        "allocation_pools": Attribute(nullable(array(mapping({"start": ADDRESS, "end": ADDRESS})))),
+        "dns_nameservers": Attribute({**array(ADDRESS, 5), "null_is": []}, []),
+        "host_routes": Attribute({**ROUTES, "maxItems": 20}, []),
+        "subnetpool_id": Attribute({"type": "null"}, UNSET, put=False),
+    })
 
-    def visible(self, caller: Caller) -> ColumnElement[bool]:
+    def visible(self, caller: NetworkCaller) -> ColumnElement[bool]:
         shared = select(schema.networks.c.id).where(or_(
             schema.networks.c.shared, schema.networks.c.project_id == caller.project_id))
         return true() if caller.is_admin else or_(
             SUBNETS.c.project_id == caller.project_id, SUBNETS.c.network_id.in_(shared))
 
-    def show(self, row: Mapping[Any, Any], caller: Caller) -> Body:
-        return super().show(row, caller) | {"subnetpool_id": None, "service_types": [], "segment_id": None}
+    def view(self, row: Mapping[Any, Any], caller: NetworkCaller) -> Body:
+        return super().view(row, caller) | {"subnetpool_id": None, "service_types": [], "segment_id": None}
 
-    def create(self, change: Change, caller: Caller, body: Body) -> str:
+    def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
         network = owned_network(change, caller, body["network_id"], "create_subnet")
         body["project_id"] = network.project_id if not caller.is_admin else body["project_id"]
         spend(change, body["project_id"], "subnet")
@@ -90,7 +88,7 @@ class Subnets(Noun):
         change.touch(networks=[network.id])
         return key
 
-    def update(self, change: Change, caller: Caller, row: Row[Any], body: Body) -> None:
+    def update(self, change: Change, caller: NetworkCaller, row: Row[Any], body: Body) -> None:
         net = ipaddress.ip_network(row.cidr)
         gateway = body.get("gateway_ip", row.gateway_ip)
         if "gateway_ip" in body and gateway != row.gateway_ip:
@@ -105,10 +103,10 @@ class Subnets(Noun):
         serve_dhcp(change, network)
         change.touch(networks=[row.network_id])
 
-    def delete(self, change: Change, caller: Caller, row: Row[Any]) -> None:
+    def delete(self, change: Change, caller: NetworkCaller, row: Row[Any]) -> None:
         held, ports = schema.addresses.c, schema.ports.c
         users = select(ports.id, ports.device_owner).join(schema.addresses, held.port_id == ports.id).where(
-            held.subnet_id == row.id, ports.device_owner != "network:dhcp")
+            held.subnet_id == row.id, ports.device_owner != DHCP_OWNER)
         if is_from_mac(row):
             users = users.where(ports.device_owner.like("network:router%"))
         user = change.connection.execute(users.limit(1)).first()
@@ -122,7 +120,29 @@ class Subnets(Noun):
         serve_dhcp(change, network)
 
 
-def owned_network(change: Change, caller: Caller, key: str, rule: str) -> Row[Any]:
+def serve_dhcp(change: Change, network: Row[Any]) -> None:
+    """Give the network's DHCP port an address in each subnet that wants DHCP, on all hosts the same; no port when none
+    does."""
+    connection, ports, held = change.connection, schema.ports, schema.addresses
+    wanted = {subnet.id for subnet in subnets_of(connection, network.id)
+              if subnet.enable_dhcp and not is_from_mac(subnet)}
+    port = connection.execute(select(ports).where(
+        ports.c.network_id == network.id, ports.c.device_owner == DHCP_OWNER)).first()
+    if not wanted:
+        if port is not None:
+            change.remove(ports, port.id)
+        return
+    mac = free_mac(connection, network.id) if port is None else port.mac_address
+    key = port.id if port is not None else change.add(ports, {
+        "project_id": network.project_id, "network_id": network.id, "mac_address": mac, "device_owner": DHCP_OWNER,
+        "device_id": f"dhcp-{network.id}", "status": "ACTIVE", "port_security_enabled": False})
+    before = set(connection.execute(select(held.c.subnet_id).where(held.c.port_id == key)).scalars())
+    connection.execute(delete(held).where(held.c.port_id == key, held.c.subnet_id.in_(before - wanted)))
+    missing = [{"subnet_id": subnet} for subnet in sorted(wanted - before)]
+    store(connection, key, choose_addresses(connection, network.id, mac, missing, router=True))
+
+
+def owned_network(change: Change, caller: NetworkCaller, key: str, rule: str) -> Row[Any]:
     """A network that the caller may add to. Raises 404 or 403."""
     network = change.one(schema.networks, key)
     if network is None or not (caller.owns(network.project_id) or network.shared or network.external):
@@ -147,17 +167,17 @@ def check_pools(pools: list[dict[str, str]], net: IPNetwork, gateway: str | None
     """Raises 400 or 409 for pools that are outside, overlap, or hold the gateway."""
     ranges = []
     for pool in pools:
-        said = f"{pool.get('start')}-{pool.get('end')}"
+        shown = f"{pool.get('start')}-{pool.get('end')}"
         if len(pool) < 2:
-            raise fault("InvalidAllocationPool", pool=said)
+            raise fault("InvalidAllocationPool", pool=shown)
         start, end = ipaddress.ip_address(pool["start"]), ipaddress.ip_address(pool["end"])
         if start.version != net.version or end.version != net.version or int(start) > int(end):
-            raise fault("InvalidAllocationPool", pool=said)
+            raise fault("InvalidAllocationPool", pool=shown)
         if start not in net or end not in net:
-            raise fault("OutOfBoundsAllocationPool", pool=said, cidr=net)
+            raise fault("OutOfBoundsAllocationPool", pool=shown, cidr=net)
         if gateway is not None and int(start) <= int(ipaddress.ip_address(gateway)) <= int(end):
-            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=said)
-        ranges.append((int(start), int(end), said))
+            raise fault("GatewayConflictWithAllocationPools", ip=gateway, pool=shown)
+        ranges.append((int(start), int(end), shown))
     for one, other in pairwise(sorted(ranges)):
         if other[0] <= one[1]:
             raise fault("OverlappingAllocationPools", one=one[2], other=other[2], cidr=net)

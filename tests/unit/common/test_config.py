@@ -17,14 +17,16 @@ FREE_TEXT = {  # any text is a value: nothing can be refused before it is used
     "scheduler.aggregate_image_properties_isolation_namespace",
     "scheduler.aggregate_image_properties_isolation_separator",
     "scheduler.default_availability_zone", "scheduler.default_schedule_zone",
-    "host_keys.command_secret", "host_keys.query_secret", "agent.key_file",
+    "host_keys.command_secret", "host_keys.query_secret", "agent.key_file", "agent.image_user",
     "agent.libvirt_uri", "identity.username", "identity.password",
     "identity.project_name", "identity.domain", "identity.region", "image.endpoint", "network.endpoint",
-    "metadata.proxy_shared_secret", "metadata.vendor_data_file", "console.allowed_origins", "console.novnc",
+    "share.endpoint", "image_gateway.ticket_secret", "metadata.proxy_shared_secret",
+    "metadata.vendor_data_file",
+    "vendor_data.dynamic_targets", "vendor_data.dynamic_ssl_certfile", "console.allowed_origins", "console.novnc",
     "scheduler.enabled_weighers", "scheduler.image_props_weight_setting", "metrics.weight_setting",
     "placement.policy_file", "conductor.fencing_hook", "migration.transfer_cert", "migration.transfer_key",
-    "migration.transfer_ca", "migration.live_migration_uri", "migration.live_migration_inbound_addr",
-    "notifications.versioned_notifications_topics"}
+    "migration.transfer_ca", "migration.live_migration_inbound_addr",
+    "notifications.versioned_notifications_topics", "tls.ca_file", "tls.cert_file", "tls.key_file"}
 
 
 def name_of(case: tuple[str, cfg.Opt]) -> str:
@@ -62,6 +64,10 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
             "gpu", "[1]", '{"name": "gpu"}', '[{"name": "gpu", "vendor_id": "10de"}]',
             '[{"name": "a b", "vendor_id": "10de", "product_id": "1db4"}]',
             '[{"name": "gpu", "vendor_id": "10de", "product_id": "0x1db4"}]')]
+    elif option.dest == "providers":
+        found.append(("static, elsewhere", "dynamic"))
+    elif option.dest == "instance_usage_audit_period":
+        found += [(wrong, "must be like month or day@18") for wrong in ("week", "day@24", "month@29")]
     elif option.dest in ("cpu_shared_set", "cpu_dedicated_set", "pci_devices"):
         found += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
     elif option.dest == "unified_limits_resource_list":
@@ -130,7 +136,7 @@ def test_a_wait_for_two_rows_must_fit_into_a_statement(load) -> None:
 def test_secrets_are_marked_so_that_they_are_never_logged() -> None:
     assert {name_of(case) for case in EVERY if case[1].secret} == {
         "DEFAULT.secret_key", "database.url", "host_keys.command_secret", "host_keys.management_url",
-        "host_keys.query_secret", "identity.password", "metadata.proxy_shared_secret"}
+        "host_keys.query_secret", "identity.password", "image_gateway.ticket_secret", "metadata.proxy_shared_secret"}
 
 
 def test_a_secret_value_is_not_in_the_refusal(load) -> None:

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import errors
-from common.hardware import LOCAL_DISKS, CellWish, DeviceWish, Hardware, hardware, resources, traits, with_aliases
-from common.hardware.options import OPTIONS
-from common.hardware.refused import IMAGES, READ, SPECS
+from common.hardware import (
+    LOCAL_DISKS,
+    DeviceRequest,
+    Hardware,
+    NumaNodeRequest,
+    hardware,
+    resources,
+    traits,
+    with_aliases,
+)
+from common.hardware.options import IMAGES, OPTIONS, READ, SPECS
 from common.models import Flavor
 
 Texts = dict[str, str]
@@ -39,7 +47,7 @@ def test_nothing_is_asked() -> None:
     assert asked() == Hardware()
     others = {"aggregate_instance_extra_specs:ssd": "true", "other:x": "1", "n": "1"}
     assert asked(others, {"owner": "x"}) == Hardware()
-    assert not asked().needs_fitting
+    assert not asked().needs_assignment
     assert resources(flavor(), {}) == {"VCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
 
 
@@ -72,11 +80,11 @@ def test_topology_refused(specs: Texts, image: Texts, words: str) -> None:
     assert refused(specs, image).startswith(words)
 
 
-# --- CPUs of one's own, cells, pages ---
+# --- CPUs of one's own, NUMA nodes, pages ---
 def test_dedicated_cpus_take_pcpu_and_have_a_cell() -> None:
     found = asked({"hw:cpu_policy": "dedicated", "hw:cpu_thread_policy": "isolate"})
     assert (found.dedicated, found.threads) == (frozenset(range(4)), "isolate")
-    assert found.cells == (CellWish((0, 1, 2, 3), 4096),) and found.needs_fitting
+    assert found.numa_nodes == (NumaNodeRequest((0, 1, 2, 3), 4096),) and found.needs_assignment
     assert resources(flavor({"hw:cpu_policy": "dedicated"}), {}) == {"PCPU": 4, "MEMORY_MB": 4096, "DISK_GB": 10}
     assert asked({}, {"hw_cpu_policy": "dedicated"}).dedicated == {0, 1, 2, 3}
     assert asked({"resources:PCPU": "4"}).dedicated == {0, 1, 2, 3}
@@ -90,10 +98,10 @@ def test_mixed_cpus_take_both() -> None:
 
 
 def test_cells_evenly_and_as_listed() -> None:
-    assert asked({"hw:numa_nodes": "2"}).cells == (CellWish((0, 1), 2048), CellWish((2, 3), 2048))
+    assert asked({"hw:numa_nodes": "2"}).numa_nodes == (NumaNodeRequest((0, 1), 2048), NumaNodeRequest((2, 3), 2048))
     listed = {"hw:numa_nodes": "2", "hw:numa_cpus.0": "0", "hw:numa_cpus.1": "1-3",
               "hw:numa_mem.0": "1024", "hw:numa_mem.1": "3072"}
-    assert asked(listed).cells == (CellWish((0,), 1024), CellWish((1, 2, 3), 3072))
+    assert asked(listed).numa_nodes == (NumaNodeRequest((0,), 1024), NumaNodeRequest((1, 2, 3), 3072))
     image = {key.replace("hw:", "hw_"): value for key, value in listed.items()}
     assert asked({}, image) == asked(listed) == asked(listed, image)
 
@@ -103,7 +111,7 @@ def test_cells_evenly_and_as_listed() -> None:
     ("1G", 1 << 20), ("4096B", 4), ("16777216b", 2048), ("4k", 4)])
 def test_pages(text: str, page: int) -> None:
     found = asked({"hw:mem_page_size": text})
-    assert (found.page_kb, len(found.cells)) == (page, 1)
+    assert (found.page_kb, len(found.numa_nodes)) == (page, 1)
 
 
 @pytest.mark.parametrize(("flavors", "images", "page"), [
@@ -132,19 +140,21 @@ def test_an_image_chooses_pages_where_it_may(flavors: str, images: str, page: in
     ({"hw:numa_nodes": "8"}, {}, "hw:numa_nodes: 4 CPUs cannot be split"),
     ({"hw:numa_nodes": "99999999"}, {}, "hw:numa_nodes: '99999999' is not between 1 and 64"),
     ({"hw:numa_nodes": "2"}, {"hw_numa_nodes": "4"}, "hw_numa_nodes: the flavor's"),
-    ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes makes no cells"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.2": "0"}, {}, "hw:numa_cpus.2: hw:numa_nodes makes 2 cells"),
+    ({"hw:numa_cpus.0": "0"}, {}, "hw:numa_cpus.0: hw:numa_nodes makes no NUMA nodes"),
+    ({"hw:numa_nodes": "2", "hw:numa_cpus.2": "0"}, {}, "hw:numa_cpus.2: hw:numa_nodes makes 2 NUMA nodes"),
     ({"hw:numa_nodes": "2", "hw:numa_cpus.00": "0"}, {}, "hw:numa_cpus.00: "),
     ({"hw:numa_nodes": "2"}, {"hw_numa_mem.x": "0"}, "hw_numa_mem.x: "),
     ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3"}, {}, "hw:numa_cpus.1: is missing"),
     ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "3"}, {}, "hw:numa_cpus.0: each of the CPUs"),
-    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"}, {}, "hw:numa_cpus.0: a cell without"),
+    ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-3", "hw:numa_cpus.1": "^0"}, {},
+     "hw:numa_cpus.0: a NUMA node without"),
     ({"hw:numa_nodes": "2", "hw:numa_cpus.0": "0-99999999", "hw:numa_cpus.1": "3"}, {}, "hw:numa_cpus.0: '0-999"),
-    ({"hw:numa_nodes": "2", "hw:numa_mem.0": "1", "hw:numa_mem.1": "1"}, {}, "hw:numa_mem.0: the cells have 2 MiB"),
+    ({"hw:numa_nodes": "2", "hw:numa_mem.0": "1", "hw:numa_mem.1": "1"}, {},
+     "hw:numa_mem.0: the NUMA nodes have 2 MiB"),
     ({"hw:mem_page_size": "3MB"}, {}, "hw:mem_page_size: '3MB' is not the size"),
     ({"hw:mem_page_size": "huge"}, {}, "hw:mem_page_size: 'huge' is not small"),
     ({"hw:mem_page_size": "1GB", "hw:numa_nodes": "2", "hw:numa_mem.0": "512", "hw:numa_mem.1": "3584"}, {},
-     "hw:mem_page_size: a cell's memory"),
+     "hw:mem_page_size: a NUMA node's memory"),
     ({}, {"hw_mem_page_size": "2MB"}, "hw_mem_page_size: an image may choose"),
     ({"hw:mem_page_size": "large"}, {"hw_mem_page_size": "small"}, "hw_mem_page_size: "),
     ({"hw:mem_page_size": "2MB"}, {"hw_mem_page_size": "1GB"}, "hw_mem_page_size: ")])
@@ -271,9 +281,9 @@ def test_aliases_are_explained_when_a_flavor_is_frozen() -> None:
                                   "kilonova:devices": "gpu=10de:1db4|10de:1db5:2,nic=8086:154c:1"}
     assert with_aliases(frozen, ALIASES) == frozen
     found = hardware(frozen, {})
-    assert found.devices == (DeviceWish("gpu", 2, (("10de", "1db4"), ("10de", "1db5"))),
-                             DeviceWish("nic", 1, (("8086", "154c"),)))
-    assert found.needs_fitting and not found.cells
+    assert found.devices == (DeviceRequest("gpu", 2, (("10de", "1db4"), ("10de", "1db5"))),
+                             DeviceRequest("nic", 1, (("8086", "154c"),)))
+    assert found.needs_assignment and not found.numa_nodes
     assert with_aliases(flavor({"kilonova:devices": "x"}), ALIASES) == flavor()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from common import errors
 from common.clients import http
-from common.clients.image import Client as Images
+from common.clients.image import ImageClient as Images
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
 

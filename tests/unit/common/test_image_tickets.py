@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from oslo_config import cfg
 
-from common import errors
+from common import config, errors
 from common.image_tickets import (
     LIFETIME,
     LONGEST,
     MOST,
-    READS,
-    WRITES,
     Gateway,
     Tickets,
+    configured,
     images_read,
     images_written,
     uses_image,
 )
-from common.models import COPYING, Command, GuestSpec, ImageRef
+from common.models import Command, GuestSpec, ImageRef
 from common.vault import Vault
 from compute_agent.verbs import VERBS, Tools
-from compute_agent.virt.memory import QUIET
+from compute_agent.virt.memory.script import QUIET
 
 FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 #: What any verb may find in its args; each image has an id of its own.
@@ -32,7 +34,8 @@ ARGS: dict[str, Any] = {
     "guest": {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR, "image": {"id": "of the guest"}},
     "image": {"id": "of the command"}, "image_id": "made", "runs": True, "timeout": 0, "from": "host", "secret": "x",
     "interface": {"port": "p", "mac": "m", "vif_type": "bridge"}, "user": "root", "admin_pass": "x", "back": True,
-    "resized": 1, "shared": False, "cpu": {}, "to": {}}
+    "resized": 1, "shared": False, "cpu": {}, "to": {},
+    "share": {"share_id": "s", "tag": "t", "protocol": "NFS", "export_location": "10.0.0.9:/s"}}
 
 
 class Clock:
@@ -54,6 +57,15 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self.given.extend(given) or {}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[[str], cfg.ConfigOpts]]:
+    def read(lines: str) -> cfg.ConfigOpts:
+        (tmp_path / "kilonova.conf").write_text(lines)
+        return config.load(str(tmp_path / "kilonova.conf"))
+    yield read
+    config.CONF.clear()
 
 
 @pytest.fixture
@@ -140,16 +152,32 @@ def test_commands_without_images_need_no_ticket(tickets: Tickets) -> None:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_each_verb_has_what_it_hands_to_the_driver(verb: str) -> None:
     """A verb that gives the driver the reader is in the table, and the others are not; so with the writer."""
-    driver, written = Driver(), list[str]()
+    driver, written, facts = Driver(), list[str](), VERBS[verb].facts
 
     def reader(image: str) -> Any:
         raise AssertionError("this driver reads nothing")
     tools = Tools(driver, reader, written.append, QUIET, lambda *where: None)  # type: ignore[arg-type]  # it records
     VERBS[verb].do(tools, command(verb, **ARGS))
-    assert (reader in driver.given) == (verb in READS)
+    assert (reader in driver.given) == bool(facts.reads_image)
     assert written == images_written([command(verb, **ARGS)])
-    assert bool(written) == (verb in WRITES)
+    assert bool(written) == bool(facts.writes_image)
     given = [one.id if isinstance(one, ImageRef) else one.image.id for one in driver.given
              if isinstance(one, (GuestSpec, ImageRef))]
-    assert images_read([command(verb, **ARGS)]) == (given[-1:] if verb in READS else [])
-    assert verb not in READS | WRITES or verb in COPYING
+    assert images_read([command(verb, **ARGS)]) == (given[-1:] if facts.reads_image else [])
+    assert facts.copies or not (facts.reads_image or facts.writes_image)
+
+
+def test_who_has_the_clouds_secret_alone_makes_no_tickets(load: Callable[[str], cfg.ConfigOpts]) -> None:
+    """As an API process has it; conductors and gateways have another one."""
+    conf = load("[DEFAULT]\nsecret_key = everybody's\n[image_gateway]\nticket_secret = conductors', older\n")
+    with pytest.raises(errors.Unauthorized):
+        configured(conf).check(Tickets(Vault("everybody's")).make("h1", ["a"]))
+    for secret in ("conductors'", "older"):
+        assert configured(conf).check(Tickets(Vault(secret)).make("h1", ["a"])).host == "h1"
+
+
+def test_a_cloud_without_that_secret_goes_on_and_says_so(load: Callable[[str], cfg.ConfigOpts],
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    conf = load("[DEFAULT]\nsecret_key = everybody's\n")
+    assert configured(conf).check(Tickets(Vault("everybody's")).make("h1", ["a"])).host == "h1"
+    assert "set [image_gateway] ticket_secret" in caplog.text

@@ -84,10 +84,23 @@ def test_a_password_is_told_to_the_guest_that_it_is_for() -> None:
     assert "admin_pass" not in document("meta_data.json")
 
 
+def test_the_operators_services_are_told_who_asks() -> None:
+    given = spec()
+    files = [{"path": "/x", "contents": "eA=="}]
+    given.instance.update(boot_roles="member,reader", admin_pass="swordfish", files=files)
+    assert InstanceData(given).facts() == {
+        "project-id": "p1", "instance-id": SERVER, "image-id": IMAGE, "user-data": given.user_data,
+        "hostname": "web-1", "metadata": {"../../etc": "a\nb"}, "boot-roles": "member,reader"}
+
+
 def test_the_operator_tells_all_guests() -> None:
     assert document("vendor_data.json", vendor={"ntp": "n1"}) == {"ntp": "n1"}
     assert document("vendor_data2.json", vendor={"ntp": "n1"}) == {"static": {"ntp": "n1"}}
     assert document("vendor_data.json") == {}
+    assert document("vendor_data2.json", vendor={"ntp": "n1"}, dynamic=lambda: {"cmdb": {"rack": 7}}) == {
+        "static": {"ntp": "n1"}, "cmdb": {"rack": 7}}
+    assert document("vendor_data2.json", vendor=None, dynamic=lambda: {"cmdb": {}}) == {"cmdb": {}}
+    assert "vendor_data.json" not in InstanceData(spec(), None).names("latest")
 
 
 def test_tagged_interfaces_are_devices() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from common import config, errors
 from common.clients import limits
-from common.clients.limits import Limits
+from common.clients.limits import UnifiedLimits
 
 
 class Keystone:
@@ -66,19 +66,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def client(keystone: Keystone, clock: Clock) -> Iterator[Limits]:
-    made = Limits(10, keystone.open, 30, clock)
+def client(keystone: Keystone, clock: Clock) -> Iterator[UnifiedLimits]:
+    made = UnifiedLimits(10, keystone.open, 30, clock)
     yield made
     keystone.answers.set()
     made.close()
 
 
-def test_a_projects_own_limits_come_before_the_registered(client: Limits) -> None:
+def test_a_projects_own_limits_come_before_the_registered(client: UnifiedLimits) -> None:
     assert client.of("p") == {"servers": 10, "class:VCPU": 5}
     assert client.of("q") == client.of("*") == {"servers": 10, "class:VCPU": 20}
 
 
-def test_limits_are_believed_for_a_short_time(client: Limits, keystone: Keystone, clock: Clock) -> None:
+def test_limits_are_believed_for_a_short_time(client: UnifiedLimits, keystone: Keystone, clock: Clock) -> None:
     client.of("p")
     keystone.registered["servers"] = 3
     clock.now += 9.9
@@ -88,7 +88,8 @@ def test_limits_are_believed_for_a_short_time(client: Limits, keystone: Keystone
     assert client.of("p")["servers"] == 3
 
 
-def test_what_is_old_is_not_told_when_keystone_is_silent(client: Limits, keystone: Keystone, clock: Clock) -> None:
+def test_what_is_old_is_not_told_when_keystone_is_silent(client: UnifiedLimits, keystone: Keystone,
+                                                         clock: Clock) -> None:
     client.of("*")
     keystone.problem = OSError("no route")
     assert client.of("*")["servers"] == 10
@@ -102,7 +103,7 @@ def test_what_is_old_is_not_told_when_keystone_is_silent(client: Limits, keyston
     assert client.of("*")["servers"] == 10
 
 
-def test_a_way_that_cannot_be_opened_is_opened_later(client: Limits, keystone: Keystone) -> None:
+def test_a_way_that_cannot_be_opened_is_opened_later(client: UnifiedLimits, keystone: Keystone) -> None:
     keystone.problem = OSError("no route")
     with pytest.raises(errors.Unavailable):
         client.of("*")
@@ -110,7 +111,7 @@ def test_a_way_that_cannot_be_opened_is_opened_later(client: Limits, keystone: K
     assert client.of("*")["servers"] == 10
 
 
-def test_one_question_does_for_all_who_wait(client: Limits, keystone: Keystone) -> None:
+def test_one_question_does_for_all_who_wait(client: UnifiedLimits, keystone: Keystone) -> None:
     keystone.answers.clear()
     with ThreadPoolExecutor(8) as pool:
         found = [pool.submit(client.of, "p") for _ in range(8)]
@@ -123,7 +124,7 @@ def test_one_question_does_for_all_who_wait(client: Limits, keystone: Keystone) 
 
 
 def test_who_asks_waits_for_a_moment_only(keystone: Keystone) -> None:
-    client = Limits(10, keystone.open, 0.1)
+    client = UnifiedLimits(10, keystone.open, 0.1)
     keystone.answers.clear()
     for _ in range(3):
         with pytest.raises(errors.Unavailable):
@@ -133,7 +134,7 @@ def test_who_asks_waits_for_a_moment_only(keystone: Keystone) -> None:
     client.close()
 
 
-def test_the_moment_begins_with_the_question(client: Limits, keystone: Keystone, clock: Clock) -> None:
+def test_the_moment_begins_with_the_question(client: UnifiedLimits, keystone: Keystone, clock: Clock) -> None:
     keystone.answers.clear()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.of, "*")
@@ -148,7 +149,7 @@ def test_the_moment_begins_with_the_question(client: Limits, keystone: Keystone,
         assert first.result(20)["servers"] == 10
 
 
-def test_no_more_projects_are_remembered_than_allowed(client: Limits, keystone: Keystone,
+def test_no_more_projects_are_remembered_than_allowed(client: UnifiedLimits, keystone: Keystone,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST", 3)
     for project in "abcd":

@@ -2,17 +2,19 @@
 """Payloads of notifications as functions of a row: both formats, names, faults, periods."""
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common import states
-from common.clock import SECOND, parse
-from common.notifications import events, instance, legacy
+from common.clock import parse
+from common.notifications import events, legacy, periods
 from common.notifications.messages import messages
 from common.notifications.options import BOTH, UNVERSIONED, VERSIONED
-from common.store import outbox
+from common.notifications.periods import Periods
+from common.store.notifications import outbox
 
 SERVER = {
     "id": "s1", "project_id": "p", "user_id": "u", "name": "web", "hostname": "web", "description": None,
@@ -91,6 +93,8 @@ def test_what_an_older_payload_says() -> None:
     ("instance.resize_prep.start", "compute.instance.resize.prep.start"),
     ("instance.resize_finish.end", "compute.instance.finish_resize.end"),
     ("instance.live_migration_post.end", "compute.instance.live_migration._post.end"),
+    ("instance.live_migration_abort.end", "compute.instance.live.migration.abort.end"),
+    ("instance.live_migration_force_complete.start", "compute.instance.live.migration.force.complete.start"),
     ("instance.evacuate", "compute.instance.evacuate"), ("instance.lock", None)])
 def test_older_names(event: str, name: str | None) -> None:
     assert legacy.name(event) == name
@@ -111,10 +115,39 @@ def test_an_update_says_from_which_state() -> None:
     assert (plain["old_task_state"], plain["audit_period_beginning"]) == ("powering-off", "2026-03-01T00:00:00.000000")
 
 
-def test_an_audit_period_begins_with_its_month() -> None:
-    assert instance.period(parse("2026-02-28T23:59:59Z")) == (parse("2026-02-01T00:00:00Z"),
-                                                              parse("2026-02-28T23:59:59Z"))
-    assert instance.period(parse("2026-02-01T00:00:00Z") + SECOND)[0] == parse("2026-02-01T00:00:00Z")
+@pytest.mark.parametrize(("text", "at", "begin", "end"), [
+    ("month", "2026-02-28T23:59:59Z", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"),
+    ("month", "2026-01-01T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+    ("month@15", "2026-03-14T23:00:00Z", "2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z"),
+    ("month@0", "2026-01-31T00:00:00Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+    ("day", "2026-03-01T12:34:56Z", "2026-02-28T00:00:00Z", "2026-03-01T00:00:00Z"),
+    ("day@18", "2026-03-01T17:59:59Z", "2026-02-27T18:00:00Z", "2026-02-28T18:00:00Z"),
+    ("hour", "2026-01-01T00:59:59Z", "2025-12-31T23:00:00Z", "2026-01-01T00:00:00Z"),
+    ("hour@30", "2026-01-01T00:29:00Z", "2025-12-31T22:30:00Z", "2025-12-31T23:30:00Z"),
+    ("year", "2026-06-01T00:00:00Z", "2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+    ("year@3", "2026-02-28T00:00:00Z", "2024-03-01T00:00:00Z", "2025-03-01T00:00:00Z")])
+def test_audit_periods(text: str, at: str, begin: str, end: str) -> None:
+    found = Periods.of(text)
+    assert re.fullmatch(periods.FORM, text)
+    assert found.last(parse(at)) == (parse(begin), parse(end))
+    assert found.last(parse(end)) == (parse(begin), parse(end)), "the end of one is when it is over"
+    assert found.current(parse(at)) == (parse(end), parse(at))
+
+
+@pytest.mark.parametrize("text", ["", "week", "month@29", "day@24", "hour@60", "year@13", "day@", "month@-1", "days"])
+def test_what_is_no_audit_period(text: str) -> None:
+    assert not re.fullmatch(periods.FORM, text)
+
+
+def test_what_a_server_has_used_says_the_period() -> None:
+    """One that is over, or the current one, up to the server's last change."""
+    over = {"period": [parse("2026-02-01T00:00:00Z"), parse("2026-03-01T00:00:00Z")]}
+    assert newer("instance.exists", about=over)["audit_period"]["nova_object.data"] == {
+        "audit_period_beginning": "2026-02-01T00:00:00Z", "audit_period_ending": "2026-03-01T00:00:00Z"}
+    plain = older("instance.exists", about={"periods": "day"})
+    assert (plain["audit_period_beginning"], plain["audit_period_ending"]) == (
+        "2026-03-05 00:00:00", "2026-03-05 10:00:09")
+    assert legacy.name("instance.exists") == "compute.instance.exists"
 
 
 def test_no_host_says_what_was_asked_for() -> None:
@@ -141,10 +174,10 @@ def test_of_arguments_only_what_is_told_is_kept() -> None:
 
 
 def test_every_action_of_a_workflow_is_told_or_known_to_be_silent() -> None:
-    silent = {row.name for row in states.ACTIONS if row.workflow and row.told is None}
+    silent = {row.name for row in states.ACTIONS if row.workflow and row.notification is None}
     assert silent == {"changePassword", "addSecurityGroup", "removeSecurityGroup"}
     for action in states.ACTIONS:
-        tale = events.tale(action)
-        names = [*tale.begun, *tale.done, *tale.failed]
-        assert bool(names) == (action.told is not None)
+        names_of = events.event_names(action)
+        names = [*names_of.begun, *names_of.done, *names_of.failed]
+        assert bool(names) == (action.notification is not None)
         assert all(name.startswith("instance.") for name in names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from compute_agent.verbs import VERBS
 
 CROSSING = (Sync, SyncAnswer, Heartbeat, Access, GuestSpec)
 RELEASE = Path(__file__).with_name("release_before.json")
+#: Records that were renamed -> what the release before calls them. Fields say so themselves, see common.wire.
+RENAMED = {"NumaNode": "Cell", "AssignedNumaNode": "FittedCell", "HardwareAssignment": "Fitting"}
 
 
 def records(kind: Any) -> set[Any]:
@@ -30,14 +33,19 @@ def records(kind: Any) -> set[Any]:
 
 def shape(kind: Any) -> dict[str, dict[str, Any]]:
     """Field -> its type, and whether a reader insists on it."""
-    return {one.name: {"type": str(one.type),
-                       "required": one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING}
+    return {one.metadata.get("wire", one.name): {"type": _old_names(str(one.type)),
+            "required": one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING}
             for one in dataclasses.fields(kind)}
+
+
+def _old_names(text: str) -> str:
+    return re.sub(r"\w+", lambda word: RENAMED.get(word[0], word[0]), text)
 
 
 def today() -> dict[str, Any]:
     found = set().union(*map(records, CROSSING))
-    return {"records": {kind.__name__: shape(kind) for kind in sorted(found, key=lambda kind: str(kind.__name__))},
+    return {"records": {_old_names(kind.__name__): shape(kind) for kind in sorted(found,
+                                                                                  key=lambda kind: str(kind.__name__))},
             "verbs": sorted(VERBS)}
 
 

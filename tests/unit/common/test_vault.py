@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common import errors
-from common.vault import Vault
+from common.vault import SEALED, Vault
 
 SECRETS = {"admin_pass": "correct horse"}
 
@@ -31,3 +31,12 @@ def test_without_a_key_nothing_is_sealed() -> None:
 
 def test_the_keys_do_not_print() -> None:
     assert "hidden" not in repr(Vault("hidden"))
+
+
+def test_a_sealed_text_is_known_as_such_and_another_is_its_own_content() -> None:
+    sealed = Vault("old").seal_text("Zm9ybWVy")
+    assert sealed.startswith(SEALED) and "Zm9ybWVy" not in sealed
+    assert Vault("new, old").open_text(sealed) == "Zm9ybWVy"
+    assert Vault("").open_text("Zm9ybWVy") == "Zm9ybWVy"
+    with pytest.raises(errors.Unavailable):
+        Vault("new").open_text(sealed)

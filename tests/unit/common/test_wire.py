@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
 from common import context, models
-from common.models import Command, Flavor, GuestSpec, ImageRef, Result, Sync, SyncAnswer
+from common.models import Command, Device, FailureReason, Flavor, GuestSpec, ImageRef, Result, Sync, SyncAnswer
 from common.wire import from_wire, to_wire
 
 RECORDS = [kind for kind in vars(models).values() if dataclasses.is_dataclass(kind)]
@@ -92,6 +92,14 @@ def test_records_inside_records_and_lists_become_records() -> None:
     assert from_wire(Sync, to_wire(Sync("h", 1))).domains is None
 
 
+def test_renamed_fields_travel_by_their_old_name_and_are_read_by_both() -> None:
+    device = Device("0000:81:00.0", "8086", "10ed", numa_node=1)
+    plain = to_wire(device)
+    assert plain["cell"] == 1 and "numa_node" not in plain
+    assert from_wire(Device, plain) == device
+    assert from_wire(Device, {**plain, "cell": 0, "numa_node": 1}) == device, "the new name counts for more"
+
+
 def test_what_is_no_record_does_not_cross_a_process_border() -> None:
     for thing in (object(), {1, 2}, b"bytes", Flavor):
         with pytest.raises(TypeError, match="does not cross a process border"):
@@ -119,3 +127,11 @@ def test_tokens_never_print() -> None:
 def test_admin_is_a_role() -> None:
     assert context.RequestContext("u", "p", ("member", "admin"), "r").is_admin
     assert not context.RequestContext("u", "p", ("administrator", "member"), "r").is_admin
+
+
+def test_result_reason_of_a_later_release_is_unspecified() -> None:
+    sent = to_wire(Result("k", "s", 1, "failed", reason=FailureReason.ABORTED))
+    assert from_wire(Result, sent).reason is FailureReason.ABORTED
+    assert from_wire(Result, sent | {"reason": "of a later release"}).reason is FailureReason.UNSPECIFIED
+    assert from_wire(Result, {name: value for name, value in sent.items() if name != "reason"}) == Result(
+        "k", "s", 1, "failed")

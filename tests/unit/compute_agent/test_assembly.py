@@ -10,9 +10,9 @@ import pytest
 from oslo_config import cfg
 
 from common import config
-from common.models import Cell, Flavor, GuestSpec
+from common.models import Flavor, GuestSpec, NumaNode
 from compute_agent import assembly
-from compute_agent.virt.memory import QUIET
+from compute_agent.virt.memory.script import QUIET
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
 
@@ -33,12 +33,12 @@ def test_memory_has_the_size_and_the_cpus_of_the_configuration(load) -> None:
                 "cpu_dedicated_set = 4-7")
     told = assembly.make_driver(conf).inventory()
     assert (told.vcpus, told.pcpus, told.memory_mb) == (3, 4, 4096)
-    assert told.cells == [Cell(0, [0, 1, 3], [4, 5, 6, 7], 4096)]
+    assert told.numa_nodes == [NumaNode(0, [0, 1, 3], [4, 5, 6, 7], 4096)]
 
 
 def test_memory_without_sets_has_no_cells(load) -> None:
     told = assembly.make_driver(load("driver = memory", "memory_vcpus = 8")).inventory()
-    assert (told.vcpus, told.pcpus, told.cells) == (8, 0, [])
+    assert (told.vcpus, told.pcpus, told.numa_nodes) == (8, 0, [])
 
 
 @pytest.mark.parametrize(("lines", "said"), [
@@ -52,7 +52,7 @@ def test_what_the_host_does_not_have_ends_the_process(load, lines: tuple[str, ..
 
 
 def test_a_console_address_of_another_machine_ends_the_process(load) -> None:
-    conf = load("driver = memory", "console_host = 192.0.2.1")
+    conf = load("driver = memory", "console_host = 192.0.2.1", "[tls]", "allow_plain_text = true")
     with pytest.raises(SystemExit, match="console_host 192.0.2.1"):
         assembly.make_consoles(conf, assembly.make_driver(conf))
 
@@ -79,7 +79,9 @@ def test_a_host_has_an_address_although_none_is_configured(load) -> None:
 
 
 @pytest.mark.parametrize(("lines", "said"), [
-    (("live_migration_inbound_addr = 192.0.2.1",), "transfer_port 16599 at 192.0.2.1"),
+    (("live_migration_inbound_addr = 192.0.2.1",), "192.0.2.1 is no loopback address"),
+    (("live_migration_inbound_addr = 192.0.2.1", "[tls]", "allow_plain_text = true"),
+     "transfer_port 16599 at 192.0.2.1"),
     ((HERE, "transfer_cert = /nowhere/cert.pem"), "set all or none"),
     ((HERE, "transfer_cert = /n/c", "transfer_key = /n/k", "transfer_ca = /n/a"), "give PEM files")])
 def test_a_transfer_service_that_cannot_be_ends_the_process(load, lines: tuple[str, ...], said: str) -> None:

@@ -8,13 +8,17 @@ import shutil
 import subprocess
 import uuid
 from pathlib import Path
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
 
+from common import errors
+from common.clients.vendor_data import Dynamic
 from common.config import ConfigError
 from common.instance_data import InstanceData
 from common.models import Flavor, GuestSpec
+from compute_agent import config_drive
 from compute_agent.config_drive import ISO9660, VFAT, ConfigDrives, opened
 from compute_agent.virt.libvirt.domain_xml import Disk, Domain, domain_xml
 
@@ -65,6 +69,36 @@ def test_another_program_reads_the_same_files_from_vfat(tmp_path: Path) -> None:
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(WANTED)
     for path in WANTED:
         check(path, (out / path).read_bytes())
+
+
+class Services:
+    """The operator's services."""
+
+    def __init__(self, failing: bool = False) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.failing = failing
+
+    def of(self, facts: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(facts)
+        if self.failing:
+            raise errors.Unavailable("The vendor data of cmdb cannot be had.")
+        return {"cmdb": {"rack": len(self.asked)}}
+
+
+def test_the_operators_services_are_asked_once_for_a_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, bytes] = {}
+    monkeypatch.setattr(config_drive, "_write_iso9660", lambda files, part: written.update(files))
+    services = Services()
+    ConfigDrives(ISO9660, VENDOR, cast(Dynamic, services)).build(SPEC, tmp_path / "config")
+    told = {path: content for path, content in written.items() if path.endswith("/vendor_data2.json")}
+    assert len(told) > 3 and {json.loads(content)["cmdb"]["rack"] for content in told.values()} == {1}
+    assert [facts["instance-id"] for facts in services.asked] == [SERVER]
+
+
+def test_a_service_that_must_answer_and_does_not_makes_no_drive(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="vendor data of cmdb cannot be had"):
+        ConfigDrives(ISO9660, VENDOR, cast(Dynamic, Services(failing=True))).build(SPEC, tmp_path / "config")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_left_of_a_drive_is_no_hindrance(tmp_path: Path) -> None:

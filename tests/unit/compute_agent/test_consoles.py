@@ -13,7 +13,8 @@ from common import errors
 from common.models import Flavor, GuestSpec
 from compute_agent.consoles import Consoles
 from compute_agent.virt.driver import SERIAL, VNC
-from compute_agent.virt.memory import QUIET, MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.script import QUIET
 from tests.waiting import await_true
 
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -121,7 +122,7 @@ def test_the_newest_session_has_the_serial_port(relay: Consoles) -> None:
 def test_it_ends_with_the_guest(relay: Consoles, driver: MemoryDriver) -> None:
     with connect(relay.offer(SERVER, VNC)) as console:
         assert said(console, 12) == b"RFB 003.008\n"
-        driver.power_off(SERVER)
+        driver.host.power_off(SERVER)
         assert said(console, 1) == b""
 
 
@@ -142,6 +143,6 @@ def test_there_are_so_many_and_no_more(driver: MemoryDriver) -> None:
 def test_what_is_not_there_is_refused(relay: Consoles, driver: MemoryDriver) -> None:
     with pytest.raises(errors.BadRequest):
         relay.offer(SERVER, "spice")
-    driver.power_off(SERVER)
+    driver.host.power_off(SERVER)
     with pytest.raises(errors.Conflict, match="does not run"):
         relay.offer(SERVER, VNC)

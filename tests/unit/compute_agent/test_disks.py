@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.libvirt import disks, host
 from compute_agent.virt.libvirt.domain_xml import Disk
-from compute_agent.virt.libvirt.images import Cached
+from compute_agent.virt.libvirt.images import CachedImage
 from tests import disks as disks_seen
 from tests.disks import base, names
+from tests.phases import Phases
 
 MIB, GIB = 1 << 20, 1 << 30
 needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img (qemu-utils) is not installed")
 
 
-def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> Cached:
+def cached(folder: Path, disk_format: str = "raw", size: int = 3 * MIB) -> CachedImage:
     path = folder / f"image.{disk_format}"
     subprocess.run(["qemu-img", "create", "-q", "-f", disk_format, str(path), str(size)], check=True)
     return disks_seen.cached(path, disk_format, size)
@@ -109,8 +111,8 @@ def test_copy_refers_to_nothing_and_believes_no_file(tmp_path: Path, disk_format
     secret.write_bytes(b"secret" * 1000)
     subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", str(secret), "-F", "raw", str(disk.path)],
                    check=True)
-    phases: list[str] = []
-    disks.convert(disk, tmp_path / "copy", Run(phases.append, lambda: False))
+    phases = Phases()
+    disks.convert(disk, tmp_path / "copy", VerbContext(phases, lambda: False))
     assert "backing-filename" not in info(tmp_path / "copy")
     assert phases[-1] == "copying disk 100 %"
     assert b"secret" not in (tmp_path / "copy").read_bytes()
@@ -123,9 +125,9 @@ def test_copy_refers_to_nothing_and_believes_no_file(tmp_path: Path, disk_format
 def test_copy_is_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
     disk = disks.make(tmp_path, None, 1)
     with pytest.raises(Cancelled):
-        disks.convert(disk, tmp_path / "copy", Run(lambda name: None, lambda: True))
+        disks.convert(disk, tmp_path / "copy", VerbContext(lambda name: None, lambda: True))
     with pytest.raises(VerbFailed, match="could not copy") as caught:
-        disks.convert(disk, tmp_path / "no folder" / "copy", Run(lambda name: None, lambda: False))
+        disks.convert(disk, tmp_path / "no folder" / "copy", VerbContext(lambda name: None, lambda: False))
     assert "no folder" in caught.value.details
 
 
@@ -135,13 +137,14 @@ def test_without_image_and_size_there_is_no_disk(tmp_path: Path) -> None:
 
 
 def test_failing_qemu_img_is_definite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "bin" / "qemu-img"
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    with pytest.raises(VerbFailed) as caught:
-        disks.make(tmp_path, None, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        tool = Path(folder, "qemu-img")
+        tool.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+        for path in (tool, tool.parent):        # its user is another
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+        with pytest.raises(VerbFailed) as caught:
+            disks.make(tmp_path, None, 1)
     assert caught.value.retryable and "No space left" in caught.value.details
     assert not (tmp_path / "disk").exists()
 

@@ -11,22 +11,22 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.hardware import CellWish, Hardware
+from common.hardware import Hardware, NumaNodeRequest
 from common.hardware.options import OPTIONS
-from common.models import FittedCell
+from common.models import AssignedNumaNode
 from compute_agent.virt.interfaces import Plug
 from compute_agent.virt.libvirt.domain_xml import (
-    KEPT,
+    KEPT_OPTIONS,
     Disk,
     Domain,
-    Marks,
+    DomainMetadata,
     Rescue,
     domain_name,
     domain_xml,
     metadata,
     read_metadata,
 )
-from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, Place
+from compute_agent.virt.libvirt.hardware_xml import DISK_BUSES, VIDEO_MODELS, VIF_MODELS, HostPlacement
 
 GOLDEN = Path(__file__).parent / "golden"
 SERVER = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11"
@@ -64,10 +64,12 @@ DOMAINS = {
     "fitted": replace(
         EMULATED, vcpus=4, memory_mb=3072,
         hardware=Hardware(sockets=1, cores=2, threads_per_core=2, dedicated=frozenset({0, 1}), page_kb=2048,
-                          cells=(CellWish((0, 1, 2), 2048), CellWish((3,), 1024)), options={"cpu_shares": "20000"}),
-        place=Place((FittedCell(1, [0, 1, 2], {"0": 8, "1": 10}, 2048, 2048), FittedCell(0, [3], {}, 1024, 4)),
+                          numa_nodes=(NumaNodeRequest((0, 1, 2), 2048), NumaNodeRequest((3,), 1024)),
+                          options={"cpu_shares": "20000"}),
+        place=HostPlacement((AssignedNumaNode(1, [0, 1, 2], {"0": 8, "1": 10}, 2048, 2048),
+                             AssignedNumaNode(0, [3], {}, 1024, 4)),
                     ("0000:81:00.1",), {0: (0, 1, 2), 1: (9, 12)}, (0, 1, 2, 9, 12), 10000)),
-    "shared_set": replace(EMULATED, place=Place(cpus=(0, 1, 3))),
+    "shared_set": replace(EMULATED, place=HostPlacement(cpus=(0, 1, 3))),
     "every_option": replace(EMULATED, virt_type="kvm", vcpus=2, interfaces=(
         Plug("0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b", "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c", 1450),),
         hardware=Hardware(options=EVERY_OPTION)),
@@ -98,9 +100,9 @@ def test_a_name_stays_text(name: str) -> None:
 
 
 def test_metadata_comes_back() -> None:
-    kept = dict.fromkeys(KEPT, "1")
-    assert read_metadata(metadata(Marks(SERVER, 1, options=kept))) == Marks(SERVER, 1, options=kept)
-    for marks in (Marks(SERVER, 42), Marks(SERVER, 42, made=7, rescue=9, started=1_800_000_000)):
+    kept = dict.fromkeys(KEPT_OPTIONS, "1")
+    assert read_metadata(metadata(DomainMetadata(SERVER, 1, options=kept))) == DomainMetadata(SERVER, 1, options=kept)
+    for marks in (DomainMetadata(SERVER, 42), DomainMetadata(SERVER, 42, made=7, rescue=9, started=1_800_000_000)):
         assert read_metadata(metadata(marks)) == marks
 
 

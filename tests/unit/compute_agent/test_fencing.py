@@ -13,7 +13,7 @@ from compute_agent import fencing, service
 from compute_agent.journal import Journal
 from compute_agent.sync import Agent
 from compute_agent.virt.driver import SHUTDOWN
-from compute_agent.virt.memory import Fail
+from compute_agent.virt.memory.script import Fail
 from tests.unit.compute_agent.test_service import Hand, Rig
 from tests.unit.compute_agent.test_sync import INVENTORY
 from tests.waiting import await_true, is_true_within
@@ -22,8 +22,8 @@ from tests.waiting import await_true, is_true_within
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done every few seconds is done many times a second."""
-    monkeypatch.setattr(fencing, "PERIOD", 0.05)
-    monkeypatch.setattr(service, "PERIOD", (0.01, 0.02))
+    monkeypatch.setattr(fencing, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.01, 0.02))
 
 
 def is_off(rig: Rig) -> bool:
@@ -38,8 +38,8 @@ def test_a_host_that_hears_nobody_makes_its_guests_off() -> None:
     rig.clock.seconds += 2
     await_true(lambda: is_off(rig), 10, "its guest is off")
     rig.conductor.is_away = False
-    hello = rig.conductor.hears(lambda said: said.session == 0)
-    assert hello.boot_id == f"{rig.hello.boot_id}.1", "as after a boot"
+    registration = rig.conductor.hears(lambda said: said.session == 0)
+    assert registration.boot_id == f"{rig.registration.boot_id}.1", "as after a boot"
     rig.conductor.is_away, rig.conductor.says = True, None
     rig.clock.seconds += 1000
     assert not is_true_within(lambda: rig.journal.fencings(rig.driver.boot_id())[0] > 1, 0.5), "nothing runs any more"
@@ -56,7 +56,7 @@ def test_a_hypervisor_that_says_nothing_does_not_end_the_talk(monkeypatch: pytes
         raise errors.Unavailable("libvirtd is away")
     monkeypatch.setattr(rig.driver, "domains", gone)
     rig.clock.seconds += 91
-    await_true(lambda: "what runs here cannot be seen" in caplog.text, 10)
+    await_true(lambda: "the guests of this host cannot be listed" in caplog.text, 10)
     monkeypatch.setattr(rig.driver, "domains", seen)
     await_true(lambda: is_off(rig), 10, "its guest is off")
     rig.close()
@@ -89,10 +89,10 @@ def test_an_answer_to_what_was_asked_before_the_fencing_is_void() -> None:
     agent.begin_fencing()
     assert agent.session == 0
     agent.answered(late, SyncAnswer(5))
-    assert agent.needs_hello()
-    hello = agent.request(True, [], INVENTORY)
-    agent.answered(hello, SyncAnswer(6))
-    assert (hello.session, hello.boot_id, agent.session) == (0, "boot.1", 6)
+    assert agent.needs_registration()
+    registration = agent.request(True, [], INVENTORY)
+    agent.answered(registration, SyncAnswer(6))
+    assert (registration.session, registration.boot_id, agent.session) == (0, "boot.1", 6)
 
 
 def test_a_host_goes_on_with_making_its_guests_off_after_a_kill(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compute_agent.sync import HANG
+from common.command_progress import CommandPhase, CommandProgress
+from compute_agent.sync import HANG_SECONDS
 from tests.unit.compute_agent.test_sync import Rig, command, taken
 
 
@@ -19,9 +20,9 @@ def test_a_command_without_a_sign_of_life_hangs_and_leaves_its_place() -> None:
                       command("c", "s1", fence=1)])
     work = rig.agent.take()
     assert work is not None
-    work.phase = "making disks"
+    work.progress = CommandProgress(CommandPhase.MAKING_DISKS)
     assert taken(rig.agent) == [], "one builds, and the other command is for the same server"
-    for _ in range(int(HANG / 20)):
+    for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
         rig.exchange()
     assert rig.agent.hanging() == [work]
@@ -38,7 +39,7 @@ def test_a_command_that_goes_on_does_not_hang(rig: Rig) -> None:
     rig.agent.accept([command()])
     work = rig.agent.take()
     assert work is not None
-    for _ in range(int(HANG / 20) + 1):
+    for _ in range(int(HANG_SECONDS / 20) + 1):
         rig.clock.seconds += 20
         rig.exchange()
         rig.agent.is_alive(work)

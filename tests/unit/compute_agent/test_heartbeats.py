@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from common.models import DomainState, HeartbeatAnswer
-from compute_agent.sync import LEASE, Agent
+from compute_agent.sync import LEASE_SECONDS, Agent
 from tests.unit.compute_agent.test_sync import INVENTORY, Rig, command
 
 
@@ -46,13 +46,13 @@ def test_news_need_an_exchange(rig: Rig, told: Callable[[Agent], None]) -> None:
 
 def test_a_heartbeat_that_is_answered_renews_the_lease_and_no_other(rig: Rig) -> None:
     for answered in (True, True, False):
-        rig.clock.seconds += LEASE - 1
+        rig.clock.seconds += LEASE_SECONDS - 1
         rig.agent.looked([])
         assert rig.agent.heartbeat() is not None
         if answered:
             rig.agent.heard(HeartbeatAnswer(True))
     rig.clock.seconds += 2
-    assert rig.agent.needs_hello()
+    assert rig.agent.needs_registration()
     assert rig.agent.heartbeat() is None
 
 
@@ -67,7 +67,7 @@ def test_a_host_that_is_waited_for_tells_all_its_domains(rig: Rig) -> None:
 def test_the_heartbeat_says_when_domains_changed(rig: Rig) -> None:
     before = rig.agent.heartbeat()
     for _ in range(2):
-        rig.clock.seconds += LEASE - 1
+        rig.clock.seconds += LEASE_SECONDS - 1
         assert not rig.agent.looks_again()
         rig.exchange()
     rig.clock.seconds += 2

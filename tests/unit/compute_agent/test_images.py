@@ -17,23 +17,26 @@ import pytest
 
 from common import errors
 from common.models import ImageRef
-from compute_agent.virt.driver import Cancelled, ImageReader, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
 from compute_agent.virt.libvirt.images import ImageCache, upload
 from deploy.machine import FOR_GUESTS
+from tests.phases import Phases
 from tests.services import demand
 
 GIB = 1 << 30
-QUIET = Run(phase=lambda name: None, cancelled=lambda: False)
+QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
 VMDK = (b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
         b'RW 2048 FLAT "/etc/shadow" 0\n')
 TEXT_VMDK, VMDK = VMDK.ljust(4096, b"\n"), VMDK.ljust(4096, b"\0")
 
 
 def qcow2(size: int = 1 << 20, *, version: int = 3, backing: int = 0, features: int = 0) -> bytes:
-    """The header of a qcow2 file, as long as a small image."""
-    header = struct.pack(">4sIQIIQIIQQIIQQQQII", b"QFI\xfb", version, backing, 16 if backing else 0, 16, size, 0,
-                         1, 196608, 65536, 1, 0, 0, features, 0, 0, 4, 104)
-    return header.ljust(1 << 16, b"\0")
+    """An empty qcow2 file with clusters of 4 KiB: header, refcounts, the L1 table."""
+    table = -(-size // (2 << 20))
+    header = struct.pack(">4sIQIIQIIQQIIQQQQII", b"QFI\xfb", version, backing, 16 if backing else 0, 12, size, 0,
+                         table, 12288, 4096, 1, 0, 0, features, 0, 0, 4, 104 if version > 2 else 0)
+    refcounts = struct.pack(">Q", 8192).ljust(4096, b"\0") + (b"\0\1" * 16).ljust(4096, b"\0")
+    return (header.ljust(4096, b"\0") + refcounts).ljust(1 << 16, b"\0")
 
 
 def ref(content: bytes, disk_format: str = "qcow2") -> ImageRef:
@@ -70,10 +73,19 @@ def test_good_image_is_fetched_once(tmp_path: Path, content: bytes, disk_format:
     assert cached.path.stat().st_mode & 0o777 == 0o644
 
 
+def test_what_a_tenant_says_of_an_image_makes_no_new_file(tmp_path: Path) -> None:
+    """The cache knows an image by its checksum: neither its id nor the flavor's size is a key (CVE-2013-6437)."""
+    cache, content = ImageCache(tmp_path), qcow2(1 << 20)
+    for number in range(100):
+        cache.fetch(replace(ref(content), id=str(uuid.UUID(int=number))), number << 20, chunks(content), QUIET)
+    assert len(names(tmp_path)) == 1
+
+
 def test_a_fetch_tells_how_far_it_is(tmp_path: Path) -> None:
-    phases: list[str] = []
+    phases = Phases()
     content = qcow2()
-    ImageCache(tmp_path).fetch(ref(content), 0, chunks(content, len(content) // 4), Run(phases.append, lambda: False))
+    ImageCache(tmp_path).fetch(ref(content), 0, chunks(content, len(content) // 4),
+                               VerbContext(phases, lambda: False))
     assert phases == ["fetching image", *(f"fetching image {percent} %" for percent in (25, 50, 75, 100))]
 
 
@@ -141,7 +153,7 @@ def test_hanging_image_service_does_not_outlast_a_cancel(tmp_path: Path) -> None
     threading.Timer(0.1, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        ImageCache(tmp_path).fetch(ref(GOOD), 0, reader, Run(lambda name: None, cancelled.is_set))
+        ImageCache(tmp_path).fetch(ref(GOOD), 0, reader, VerbContext(lambda name: None, cancelled.is_set))
     assert time.monotonic() - began < 5
     hang.set()
     assert names(tmp_path) == set()
@@ -273,8 +285,8 @@ def test_full_disk_is_definite_and_another_host_may_do(tiny_disk: Path, announce
 def test_upload_hands_out_all_bytes_in_small_chunks_and_tells_how_far_it_is(tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(bytes(range(256)) * 10_000)
     chunks: list[bytes] = []
-    phases: list[str] = []
-    assert upload(tmp_path / "copy", chunks.extend, Run(phases.append, lambda: False)) == 2_560_000
+    phases = Phases()
+    assert upload(tmp_path / "copy", chunks.extend, VerbContext(phases, lambda: False)) == 2_560_000
     assert b"".join(chunks) == (tmp_path / "copy").read_bytes()
     assert max(len(chunk) for chunk in chunks) <= 1 << 20
     assert (phases[0], phases[-1]) == ("uploading 0 %", "uploading 100 %")
@@ -286,7 +298,8 @@ def test_upload_lets_go_of_a_writer_that_hangs(tmp_path: Path) -> None:
     threading.Timer(0.2, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        upload(tmp_path / "copy", lambda chunks: hang.wait(30) and None, Run(lambda name: None, cancelled.is_set))
+        upload(tmp_path / "copy", lambda chunks: hang.wait(30) and None,
+               VerbContext(lambda name: None, cancelled.is_set))
     hang.set()
     assert time.monotonic() - began < 5
 
@@ -304,4 +317,4 @@ def test_upload_that_fails_says_whether_it_is_for_good(tmp_path: Path, error: Ex
 
     (tmp_path / "copy").write_bytes(b"x")
     with pytest.raises(raised, match=text):
-        upload(tmp_path / "copy", refuse, Run(lambda name: None, lambda: False))
+        upload(tmp_path / "copy", refuse, VerbContext(lambda name: None, lambda: False))

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from common.models import Interface
-from compute_agent.virt.driver import Cancelled, Run, VerbFailed
+from compute_agent.virt.driver import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.interfaces import NoBridge, Plug, no_bridge, plug, when_bridged
 from compute_agent.virt.libvirt import interface_xml
-from compute_agent.virt.memory import QUIET
+from compute_agent.virt.memory.script import QUIET
+from tests.phases import Phases
 
 PORT = "0f6b4a52-7c1d-4f0e-9a3b-1c2d3e4f5a6b"
 NETWORK = "9b8a7c6d-5e4f-4a3b-8c2d-1e0f9a8b7c6d"
@@ -38,13 +39,13 @@ def test_what_cannot_be_plugged_is_named(kind: str, named: str, retryable: bool)
 
 
 def test_a_bridge_is_waited_for_and_the_wait_is_told() -> None:
-    phases: list[str] = []
+    phases = Phases()
 
     def work() -> str:
         if len(phases) < 2:
             raise no_bridge("brq1")
         return "plugged"
-    assert when_bridged(Run(phases.append, lambda: False), work) == "plugged"
+    assert when_bridged(VerbContext(phases, lambda: False), work) == "plugged"
     assert phases == ["waiting for the network"] * 2
 
 
@@ -56,7 +57,7 @@ def test_the_wait_for_a_bridge_ends() -> None:
         when_bridged(QUIET, missing, seconds=0.1)
     assert failed.value.retryable and failed.value.details == "no brq1"
     with pytest.raises(Cancelled):
-        when_bridged(Run(lambda name: None, lambda: True), missing)
+        when_bridged(VerbContext(lambda name: None, lambda: True), missing)
     assert time.monotonic() - began < 5
 
 
@@ -64,7 +65,7 @@ def test_only_a_bridge_is_waited_for() -> None:
     def broken() -> None:
         raise VerbFailed("No such device", retryable=True)
     with pytest.raises(VerbFailed, match="No such device"):
-        when_bridged(Run(lambda name: pytest.fail("waits"), lambda: False), broken)
+        when_bridged(VerbContext(lambda name: pytest.fail("waits"), lambda: False), broken)
 
 
 def test_interfaces_are_read_back_from_what_libvirt_describes() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from common.models import Command, Result
 from compute_agent import verbs
 from compute_agent.journal import KEEP_DAYS, Journal
-from compute_agent.virt.memory import QUIET, MemoryDriver
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.script import QUIET
 
 
 def result(key: str = "a/build/1", server: str = "s", fence: int = 3, **more: str) -> Result:

@@ -16,6 +16,7 @@ from compute_agent.virt.libvirt import local_disks
 from compute_agent.virt.libvirt.local_disks import PROGRAMS, LocalDisks
 from tests.disks import names
 from tests.local_disks import found, is_written, seen, write
+from tests.services import demand
 
 NEEDED = ("qemu-img", "qemu-io", "blkid", "mkfs.ext4", "mkfs.vfat", "mkswap")
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"one of {', '.join(NEEDED)} is missing")
@@ -30,13 +31,29 @@ def ephemeral(kind: str = "", size_mb: int = 1024) -> LocalDisk:
     return LocalDisk("ephemeral0", size_mb, kind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, command in PROGRAMS.items() if shutil.which(command[0])])
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_each_file_system_is_made_with_its_name(tmp_path: Path, kind: str) -> None:
+    demand(programs=PROGRAMS[kind][:1], ring="unit")
     given = LocalDisk("swap", 64, "swap") if kind == "swap" else ephemeral(kind)
     LocalDisks().make(tmp_path, spec(given))
     assert seen(tmp_path / given.name) == {"TYPE": kind, "LABEL": given.name}
     assert names(tmp_path) == [given.name]
     assert (tmp_path / given.name).stat().st_mode & 0o777 == 0o600
+
+
+def test_windows_gets_ntfs_where_it_can_be_made(tmp_path: Path) -> None:
+    demand(programs=["mkfs.ntfs"], ring="unit")
+    LocalDisks().make(tmp_path, spec(ephemeral(), os_type="windows"))
+    assert found(tmp_path) == {"ephemeral0": (1024, "ntfs")}
+
+
+@pytest.mark.parametrize("kind", ["xfs", "ntfs"])
+def test_disk_of_another_file_system_grows_and_stays(tmp_path: Path, kind: str) -> None:
+    demand(programs=[f"mkfs.{kind}"], ring="unit")
+    LocalDisks().make(tmp_path, spec(ephemeral(kind)))
+    write(tmp_path / "ephemeral0")
+    LocalDisks().fit(tmp_path, spec(ephemeral(kind, 2048)))
+    assert found(tmp_path) == {"ephemeral0": (2048, kind)} and is_written(tmp_path / "ephemeral0")
 
 
 @pytest.mark.parametrize(("os_type", "default", "kind"), [("linux", "", "ext4"), ("", "", "vfat"),
@@ -61,12 +78,14 @@ def test_windows_gets_what_it_reads_where_ntfs_cannot_be_made(tmp_path: Path, mo
     assert found(tmp_path) == {"ephemeral0": (1024, "vfat")}
 
 
-@pytest.mark.parametrize(("asked", "default"), [("xfs", ""), ("", "xfs")])
+@pytest.mark.parametrize(("asked", "default"), [("xfs", ""), ("", "xfs"), ("ntfs", ""), ("", "ntfs")])
 def test_file_system_that_was_asked_for_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str,
                                                         default: str) -> None:
-    hide(monkeypatch, tmp_path, "mkfs.xfs")
-    with pytest.raises(VerbFailed, match="file systems of kind xfs") as failed:
+    kind = asked or default
+    hide(monkeypatch, tmp_path, f"mkfs.{kind}")
+    with pytest.raises(VerbFailed, match=f"file systems of kind {kind}") as failed:
         LocalDisks(default).make(tmp_path, spec(ephemeral(asked)))
+    assert f"no program mkfs.{kind}; install it" in failed.value.details
     assert failed.value.retryable and names(tmp_path) == ["bin"]
 
 

@@ -77,11 +77,11 @@ def test_monitor_reads_this_machine() -> None:
 
 
 def test_devices_are_what_the_kernel_says_of_their_addresses(tmp_path: Path) -> None:
-    for address, product, cell in (("0000:81:00.1", "0x1521", "1\n"), ("0000:00:02.0", "0x00ab", "")):
+    for address, product, numa_node in (("0000:81:00.1", "0x1521", "1\n"), ("0000:00:02.0", "0x00ab", "")):
         folder = f"sys__bus__pci__devices__{address}__"
         write(tmp_path, **{f"{folder}vendor": "0x8086\n", f"{folder}device": f"{product}\n"})
-        if cell:
-            write(tmp_path, **{f"{folder}numa_node": cell})
+        if numa_node:
+            write(tmp_path, **{f"{folder}numa_node": numa_node})
     assert machine.devices(["0000:81:00.1", "0000:00:02.0"], tmp_path) == [
         Device("0000:00:02.0", "8086", "00ab", -1), Device("0000:81:00.1", "8086", "1521", 1)]
 

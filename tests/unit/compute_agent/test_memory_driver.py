@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from common.models import DomainState, Flavor, GuestSpec, ImageRef, Interface
-from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
-from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
-from compute_agent.virt.memory_guest import read_disk
+from compute_agent.virt.driver import RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.guest import read_disk
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import QUIET, Fail, Slow
 
 SERVER = str(uuid.UUID(int=1))
 
@@ -26,64 +28,65 @@ def boot(driver: MemoryDriver, fence: int = 1) -> DomainState:
 
 
 def test_script_fails_one_call_and_leaves_nothing() -> None:
-    driver = MemoryDriver(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]})
+    driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]}))
     with pytest.raises(VerbFailed, match="disk is full") as caught:
         boot(driver)
     assert caught.value.retryable
     assert driver.domains() == []
     assert boot(driver) == DomainState(SERVER, RUNNING, 1)
-    assert list(driver.calls) == [("ensure_guest", SERVER), ("domains", ""), ("ensure_guest", SERVER)]
+    assert list(driver.host.calls) == [("ensure_guest", SERVER), ("domains", ""), ("ensure_guest", SERVER)]
 
 
 def test_slow_verb_stops_soon_after_it_is_cancelled() -> None:
-    driver = MemoryDriver(script={"ensure_guest": [Slow(60)]})
+    driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Slow(60)]}))
     cancelled = threading.Event()
     threading.Timer(0.05, cancelled.set).start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        driver.ensure_guest(spec(), lambda image: iter(()), Run(lambda name: None, cancelled.is_set))
+        driver.ensure_guest(spec(), lambda image: iter(()), VerbContext(lambda name: None, cancelled.is_set))
     assert time.monotonic() - began < 5
     assert driver.domains() == []
 
 
 def test_slow_after_the_effect_has_the_effect() -> None:
-    driver = MemoryDriver(script={"ensure_guest": [Slow(60, after=True)]})
+    driver = MemoryDriver(MemoryHost(script={"ensure_guest": [Slow(60, after=True)]}))
     with pytest.raises(Cancelled):
-        driver.ensure_guest(spec(), lambda image: iter(()), Run(lambda name: None, lambda: bool(driver.guests)))
+        driver.ensure_guest(spec(), lambda image: iter(()),
+                            VerbContext(lambda name: None, lambda: bool(driver.host.guests)))
     assert driver.domains() == [DomainState(SERVER, RUNNING, 1)]
 
 
 def test_guests_outlive_the_process_when_there_is_a_state_file(tmp_path) -> None:
-    first = MemoryDriver(state_file=tmp_path / "host.json")
+    first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     boot(first, fence=7)
-    second = MemoryDriver(state_file=tmp_path / "host.json")
+    second = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     assert second.domains() == [DomainState(SERVER, RUNNING, 7)]
     assert second.boot_id() == first.boot_id()
     second.ensure_absent(SERVER, 8)
-    assert MemoryDriver(state_file=tmp_path / "host.json").domains() == []
+    assert MemoryDriver(MemoryHost(state_file=tmp_path / "host.json")).domains() == []
 
 
 def test_interfaces_outlive_the_process_too(tmp_path) -> None:
-    first = MemoryDriver(state_file=tmp_path / "host.json")
+    first = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     nics = [Interface(f"port-{number}", mac=f"fa:16:3e:00:00:0{number}", vif_type="bridge",
                       addresses=[{"address": "10.0.0.5"}]) for number in range(3)]
     first.ensure_guest(replace(spec(), interfaces=nics[:2]), lambda image: iter(()), QUIET)
     first.attach_interface(SERVER, 2, nics[2], QUIET)
     first.detach_interface(SERVER, 3, nics[0], QUIET)
-    assert MemoryDriver(state_file=tmp_path / "host.json").guests[SERVER].interfaces == nics[1:]
+    assert MemoryHost(state_file=tmp_path / "host.json").guests[SERVER].interfaces == nics[1:]
 
 
 def test_guest_that_lets_go_of_no_interface_keeps_it_until_it_is_off() -> None:
     driver = MemoryDriver()
     nic = Interface("port", mac="fa:16:3e:00:00:01", vif_type="bridge")
     driver.ensure_guest(replace(spec(), interfaces=[nic]), lambda image: iter(()), QUIET)
-    driver.guests[SERVER].holds_interfaces = True
+    driver.host.guests[SERVER].holds_interfaces = True
     with pytest.raises(VerbFailed, match="did not let go of the interface fa:16:3e:00:00:01"):
         driver.detach_interface(SERVER, 2, nic, QUIET)
-    assert driver.guests[SERVER].interfaces == [nic]
-    driver.power_off(SERVER)
+    assert driver.host.guests[SERVER].interfaces == [nic]
+    driver.host.power_off(SERVER)
     driver.detach_interface(SERVER, 3, nic, QUIET)
-    assert driver.guests[SERVER].interfaces == []
+    assert driver.host.guests[SERVER].interfaces == []
 
 
 def test_power_off_inside_the_guest_is_told_to_the_watcher() -> None:
@@ -91,7 +94,7 @@ def test_power_off_inside_the_guest_is_told_to_the_watcher() -> None:
     boot(driver)
     seen: list[str] = []
     driver.watch(seen.append)
-    driver.power_off(SERVER)
+    driver.host.power_off(SERVER)
     assert seen == [SERVER]
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 1)]
 
@@ -99,7 +102,7 @@ def test_power_off_inside_the_guest_is_told_to_the_watcher() -> None:
 def test_guest_that_ignores_acpi_costs_the_time_limit() -> None:
     driver = MemoryDriver()
     boot(driver)
-    driver.guests[SERVER].ignores_acpi = True
+    driver.host.guests[SERVER].ignores_acpi = True
     began = time.monotonic()
     driver.ensure_stopped(SERVER, 2, 0.1, QUIET)
     assert time.monotonic() - began >= 0.1
@@ -110,28 +113,28 @@ def test_rebooted_host_has_another_boot_id_and_nothing_runs() -> None:
     driver = MemoryDriver()
     boot(driver)
     before = driver.boot_id()
-    driver.reboot_host()
+    driver.host.reboot()
     assert driver.boot_id() != before
     assert driver.domains() == [DomainState(SERVER, SHUTDOWN, 1)]
 
 
 def test_disk_of_a_snapshot_has_the_files_that_the_guest_wrote(tmp_path) -> None:
-    driver = MemoryDriver(state_file=tmp_path / "host.json", read_images=True)
+    driver = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json", read_images=True))
     boot(driver)
-    driver.write_file(SERVER, "canary", "sings")
+    driver.host.write_file(SERVER, "canary", "sings")
     stored: list[bytes] = []
     assert driver.snapshot(SERVER, 2, lambda chunks: stored.extend(chunks), QUIET) == len(b"".join(stored))
     again = replace(spec(str(uuid.UUID(int=2))), image=ImageRef("copy"))
     driver.ensure_guest(again, lambda image: iter(stored), QUIET)
-    assert MemoryDriver(state_file=tmp_path / "host.json").guests[again.server].disk == {"canary": "sings"}
+    assert MemoryHost(state_file=tmp_path / "host.json").guests[again.server].disk == {"canary": "sings"}
     assert read_disk(b"another image") == {}
 
 
 def test_passwords_are_kept_hashed_and_only_where_an_agent_is(tmp_path) -> None:
-    driver = MemoryDriver(state_file=tmp_path / "host.json")
+    driver = MemoryDriver(MemoryHost(state_file=tmp_path / "host.json"))
     boot(driver)
     driver.set_password(SERVER, "root", "hunter2 indeed")
-    guest = driver.guests[SERVER]
+    guest = driver.host.guests[SERVER]
     assert guest.knows_password("root", "hunter2 indeed")
     assert not guest.knows_password("root", "another") and not guest.knows_password("admin", "")
     assert "hunter2" not in (tmp_path / "host.json").read_text() + repr(guest)
@@ -153,4 +156,4 @@ def test_nmis_are_counted_one_for_each_call() -> None:
     boot(driver)
     driver.inject_nmi(SERVER)
     driver.inject_nmi(SERVER)
-    assert driver.guests[SERVER].nmis == 2
+    assert driver.host.guests[SERVER].nmis == 2

@@ -10,8 +10,10 @@ import pytest
 from common import errors
 from common.models import DomainState, Flavor, GuestSpec
 from compute_agent.virt.driver import PAUSED, RUNNING, Part, VerbFailed
-from compute_agent.virt.memory import QUIET, MemoryDriver
-from compute_agent.virt.memory_arrivals import EMPTY
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.incoming import EMPTY
+from compute_agent.virt.memory.script import QUIET
 
 SPEC, THERE = (GuestSpec("s", fence, "vm", Flavor("1", "n", 1, 64, 1)) for fence in (1, 2))
 
@@ -33,13 +35,13 @@ class Processes:
         self._folder = folder
         self.source, self.destination = self.started("h1"), self.started("h2")
         self.source.ensure_guest(SPEC, lambda image: iter(()), QUIET)
-        self.source.write_memory("s", "counter", "41")
-        self.source.write_file("s", "canary", "sings")
-        self.to = self.destination.prepare_arrival(THERE, Nothing(), False, {}, lambda image: iter(()), QUIET)
+        self.source.host.write_memory("s", "counter", "41")
+        self.source.host.write_file("s", "canary", "sings")
+        self.to = self.destination.prepare_incoming(THERE, Nothing(), False, {}, lambda image: iter(()), QUIET)
 
     def started(self, name: str) -> MemoryDriver:
-        driver = MemoryDriver(name, state_file=self._folder / name / "guests")
-        MemoryDriver.reachable.pop(driver.uri)
+        driver = MemoryDriver(MemoryHost(name, state_file=self._folder / name / "guests"))
+        MemoryHost.reachable.pop(driver.host.uri)
         return driver
 
     def migrate(self) -> None:
@@ -47,10 +49,10 @@ class Processes:
 
     def is_there(self) -> None:
         assert self.source.domains() == []
-        assert self.destination.arrived(THERE, QUIET) == DomainState("s", RUNNING, 2)
-        guest = self.destination.guests["s"]
+        assert self.destination.finish_incoming(THERE, QUIET) == DomainState("s", RUNNING, 2)
+        guest = self.destination.host.guests["s"]
         assert (guest.memory, guest.disk, guest.boots) == ({"counter": "41"}, {"canary": "sings"}, 1)
-        assert list(self.destination.arrivals) == []
+        assert list(self.destination.host.incoming) == []
 
 
 @pytest.fixture
@@ -78,17 +80,17 @@ def test_the_destination_may_be_killed_before_and_after_the_guest_came(processes
 def test_a_source_that_was_killed_when_it_had_let_go_delivers_the_guest(processes: Processes) -> None:
     processes.source.ensure_paused("s", 1, QUIET)
     processes.migrate()
-    processes.destination.arrivals["s"] = EMPTY             # as if it had not got that far
+    processes.destination.host.incoming["s"] = EMPTY             # as if it had not got that far
     assert processes.destination.domains() == []
     processes.source = processes.started("h1")
     assert processes.source.domains() == []
     processes.migrate()
-    assert processes.destination.arrived(THERE, QUIET) == DomainState("s", PAUSED, 2)
+    assert processes.destination.finish_incoming(THERE, QUIET) == DomainState("s", PAUSED, 2)
 
 
 def test_a_guest_that_was_let_go_of_waits_for_a_destination_that_is_away(processes: Processes, tmp_path: Path) -> None:
     processes.migrate()
-    processes.destination.arrivals["s"] = EMPTY
+    processes.destination.host.incoming["s"] = EMPTY
     (tmp_path / "h2").rename(tmp_path / "unplugged")
     with pytest.raises(errors.Unavailable, match="cannot be reached just now"):
         processes.migrate()
@@ -106,13 +108,13 @@ def test_a_host_that_is_gone_or_not_prepared_gets_nothing(processes: Processes) 
         processes.migrate()
     assert processes.source.domains() == [DomainState("s", RUNNING, 1)]
     with pytest.raises(VerbFailed, match="did not arrive"):
-        processes.destination.arrived(THERE, QUIET)
+        processes.destination.finish_incoming(THERE, QUIET)
 
 
 def test_hosts_tell_what_storage_they_have_and_where_they_are_reached(processes: Processes, tmp_path: Path) -> None:
     own, again = processes.source.inventory().facts, processes.started("h1").inventory().facts
     assert own == again, "over a restart too"
-    assert own["migration"] == {"uri": processes.source.uri, "address": "h1"}
+    assert own["migration"] == {"uri": processes.source.host.uri, "address": "h1"}
     assert own["storage"] != processes.destination.inventory().facts["storage"]
-    shared = [MemoryDriver(name, storage="shelf").inventory().facts["storage"] for name in ("h3", "h4")]
+    shared = [MemoryDriver(MemoryHost(name, storage="shelf")).inventory().facts["storage"] for name in ("h3", "h4")]
     assert shared == ["shelf", "shelf"]

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import Command, Flavor, GuestSpec
+from common.models import Command, Control, FailureReason, Flavor, GuestSpec
+from common.verbs import VerbFacts
 from common.wire import to_wire
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, Tools, Verb
-from compute_agent.virt.driver import ABORTED, PAUSED, RUNNING, SHUTDOWN, Part, Run
-from compute_agent.virt.memory import QUIET, MemoryDriver, Slow
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, ImageReader, Part, Peer, VerbContext
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import QUIET, Slow
 
 SMALL, LARGE = Flavor("1", "small", 1, 64, 1), Flavor("2", "large", 2, 128, 5)
 
@@ -40,16 +43,18 @@ class Pair:
     """Two hosts; the source has a guest with something on its disk."""
 
     def __init__(self, storage: str = "") -> None:
-        self.journal, self.wish, self.told = Journal(":memory:"), "", [{}]
-        self.source, self.destination = (MemoryDriver(name, storage=storage) for name in ("h1", "h2"))
+        self.journal, self.told = Journal(":memory:"), [{}]
+        self.requested: Control | None = None
+        self.source, self.destination = (MemoryDriver(MemoryHost(name, storage=storage)) for name in ("h1", "h2"))
         self.source.ensure_guest(guest(), lambda image: iter(()), QUIET)
-        self.source.write_file("s", "canary", "sings")
+        self.source.host.write_file("s", "canary", "sings")
 
     def run(self, driver: MemoryDriver, verb: str, fence: int = 2, **args: Any) -> Any:
-        run = Run(lambda name: None, lambda: False, lambda: self.wish, lambda numbers: self.told.append(dict(numbers)))
+        run = VerbContext(lambda name: None, lambda: False, lambda: self.requested,
+                          lambda numbers: self.told.append(dict(numbers)))
         tools = Tools(driver, lambda image: iter(()), lambda image: list, run,
                       lambda address, server, secret: Reader({"h1:1": self.source}[address], server, secret))
-        return verbs.run(self.journal, tools, Command("a", f"{verb}-{fence}-{driver.name}", 1, "s", fence, 1, verb,
+        return verbs.run(self.journal, tools, Command("a", f"{verb}-{fence}-{driver.host.name}", 1, "s", fence, 1, verb,
                                                       args))
 
     def offered(self) -> None:
@@ -74,9 +79,9 @@ def test_a_guest_moves_while_it_is_off_and_grows() -> None:
     assert pair.destination.domains() == []
     installed = pair.run(pair.destination, "install", guest=spec, runs=True)
     assert (installed.status, installed.data) == ("done", {"power_state": RUNNING})
-    moved = pair.destination.guests["s"]
+    moved = pair.destination.host.guests["s"]
     assert (moved.disk, moved.root_gb, moved.vcpus, moved.boots) == ({"canary": "sings"}, 5, 2, 2)
-    assert "open sesame" not in repr(pair.source.guests["s"])
+    assert "open sesame" not in repr(pair.source.host.guests["s"])
 
 
 def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
@@ -88,7 +93,7 @@ def test_a_guest_of_shared_storage_is_found_there_and_left_there() -> None:
     assert pair.run(pair.destination, "install", guest=spec, runs=False).data == {"power_state": SHUTDOWN}
     assert pair.run(pair.source, "ensure_absent", keep_files=True).status == "done"
     assert pair.source.domains() == []
-    assert pair.destination.guests["s"].disk == {"canary": "sings"}
+    assert pair.destination.host.guests["s"].disk == {"canary": "sings"}
     assert pair.run(pair.destination, "ensure_absent", fence=3).status == "done"
     lost = pair.run(pair.source, "receive", guest=spec, secret="", **{"from": None})
     assert (lost.status, lost.retryable) == ("failed", True)
@@ -106,7 +111,7 @@ def test_a_wrong_secret_is_a_definite_failure_that_does_not_say_it() -> None:
     pair.offered()
     refused = pair.run(pair.destination, "receive", guest=to_wire(guest(2)), secret="guess", **{"from": "h1:1"})
     assert refused.status == "failed" and "guess" not in repr(refused)
-    assert pair.destination.files == {}
+    assert pair.destination.host.files == {}
 
 
 def test_a_guest_is_resized_where_it_is_and_back() -> None:
@@ -116,40 +121,58 @@ def test_a_guest_is_resized_where_it_is_and_back() -> None:
     for _ in range(2):
         done = pair.run(pair.source, "resize_here", fence=3, guest=large, runs=True)
         assert (done.status, done.data) == ("done", {"power_state": RUNNING})
-    assert pair.source.guests["s"].vcpus == 2
+    assert pair.source.host.guests["s"].vcpus == 2
     refused = pair.run(pair.source, "settle_resize", fence=4, guest=small, back=True, resized=3)
     assert (refused.status, refused.error) == ("failed", "The server runs; stop it before it is resized.")
     pair.source.ensure_stopped("s", 5, 0, QUIET)
     back = pair.run(pair.source, "settle_resize", fence=5, guest=small, back=True, resized=3)
     assert (back.status, back.data) == ("done", {"power_state": SHUTDOWN})
-    assert (pair.source.guests["s"].vcpus, pair.source.guests["s"].root_gb) == (1, 1)
+    assert (pair.source.host.guests["s"].vcpus, pair.source.host.guests["s"].root_gb) == (1, 1)
 
 
 @pytest.mark.parametrize("state", [RUNNING, PAUSED])
 def test_a_guest_moves_while_it_runs(state: int) -> None:
     pair = Pair()
-    pair.source.write_memory("s", "counter", "41")
+    pair.source.host.write_memory("s", "counter", "41")
     if state == PAUSED:
         pair.source.ensure_paused("s", 1, QUIET)
     assert pair.live("offer", secret="open sesame").status == "done"
     to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"})
-    assert to.data == {"uri": pair.destination.uri, "address": "h2"}
+    assert to.data == {"uri": pair.destination.host.uri, "address": "h2"}
     gone = pair.live("live_migrate", to=to.data, shared=False)
     assert gone.status == "done" and gone.data["bytes"] > 64 << 20 and gone.data["job_seconds"] < 5
     assert pair.source.domains() == []
     assert pair.live("arrived").data == {"power_state": state}
-    moved = pair.destination.guests["s"]
+    moved = pair.destination.host.guests["s"]
     assert (moved.memory, moved.disk, moved.boots, moved.fence) == ({"counter": "41"}, {"canary": "sings"}, 1, 2)
     assert pair.told[-1]["memory_remaining"] == 0 < pair.told[-1]["memory_processed"]
+
+
+class Destination(MemoryDriver):
+    """It keeps from where guests may come."""
+
+    def prepare_incoming(self, spec: GuestSpec, peer: Peer, shared: bool, cpu: dict[str, Any], read_image: ImageReader,
+                        run: VerbContext, source: str = "") -> dict[str, Any]:
+        return {"source": source}
+
+
+@pytest.mark.parametrize(("transfer", "source"), [
+    ("192.0.2.1:16599", "192.0.2.1"), ("[2001:db8::1]:16599", "2001:db8::1"), ("h1.example:16599", "h1.example")])
+def test_a_guest_comes_from_the_host_that_has_its_files(transfer: str, source: str) -> None:
+    nothing = Tools(Destination("h2"), lambda image: iter(()), lambda image: list, QUIET,
+                    lambda address, server, secret: Reader(MemoryDriver(MemoryHost("h1")), server, secret))
+    result = verbs.run(Journal(":memory:"), nothing, Command("a", "prepare", 1, "s", 2, 1, "prepare_arrival", {
+        "guest": to_wire(guest(2)), "from": transfer, "secret": "open sesame", "shared": True, "cpu": {}}))
+    assert result is not None and result.data == {"source": source}
 
 
 def test_a_migration_that_is_aborted_fails_and_leaves_the_guest_as_it_was() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
     to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
-    pair.wish, pair.source.script["live_migrate"] = "abort", [Slow(60)]
+    pair.requested, pair.source.host.script["live_migrate"] = Control.ABORT, [Slow(60)]
     ended = pair.live("live_migrate", to=to, shared=False)
-    assert (ended.status, ended.error, ended.retryable) == ("failed", ABORTED, False)
+    assert (ended.status, ended.reason, ended.retryable) == ("failed", FailureReason.ABORTED, False)
     assert [state.power_state for state in pair.source.domains()] == [RUNNING]
     assert pair.live("arrived").status == "failed"
 
@@ -158,7 +181,7 @@ def test_a_migration_that_is_to_complete_goes_through_at_once() -> None:
     pair = Pair()
     pair.live("offer", secret="open sesame")
     to = pair.live("prepare_arrival", secret="open sesame", shared=False, cpu={}, **{"from": "h1:1"}).data
-    pair.wish, pair.source.script["live_migrate"] = "complete", [Slow(60)]
+    pair.requested, pair.source.host.script["live_migrate"] = Control.COMPLETE, [Slow(60)]
     assert pair.live("live_migrate", to=to, shared=False).status == "done"
 
 
@@ -169,12 +192,12 @@ def test_a_migration_is_journalled_as_begun_before_it_has_an_effect() -> None:
     command = Command("a", "migrate", 1, "s", 2, 1, "live_migrate")
     tools = Tools(MemoryDriver(), lambda image: iter(()), lambda image: list, QUIET)
     for _ in range(2):
-        assert verbs.run(journal, tools, command, table={"live_migrate": Verb(die, moves=True)}) is None
+        assert verbs.run(journal, tools, command, table={"live_migrate": Verb(die, VerbFacts(migrates=True))}) is None
         assert journal.has_begun(command.key) and journal.find(command.key) is None
 
 
 def test_what_lets_a_running_guest_go_says_so() -> None:
-    assert {name for name, verb in VERBS.items() if verb.moves} == {"live_migrate"}
-    assert {name for name, verb in VERBS.items() if verb.copies} == {
+    assert {name for name, verb in VERBS.items() if verb.facts.migrates} == {"live_migrate"}
+    assert {name for name, verb in VERBS.items() if verb.facts.copies} == {
         "ensure_guest", "rebuild", "rescue", "snapshot", "prepare", "receive", "prepare_arrival",
         "live_migrate", "resize_here"}

@@ -11,9 +11,12 @@ import pytest
 from common import errors
 from common.models import Access, ImageRef
 from compute_agent.prefetch import Prefetch
-from compute_agent.virt.driver import Cancelled, Run
-from compute_agent.virt.fetches import WAITING, Fetches
-from compute_agent.virt.memory import QUIET, Fail, MemoryDriver
+from compute_agent.virt.download_limit import DownloadLimit
+from compute_agent.virt.driver import Cancelled, VerbContext
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import QUIET, Fail
+from tests.phases import Phases
 
 ACCESS = Access("http://images", "token")
 IMAGES = [ImageRef("one"), ImageRef("two")]
@@ -23,7 +26,7 @@ class Rig:
     """A host whose downloads wait at a gate, if there is one; ``told`` hears what became of the images."""
 
     def __init__(self, gate: threading.Event | None = None) -> None:
-        self.driver = MemoryDriver(read_images=True)
+        self.driver = MemoryDriver(MemoryHost(read_images=True))
         self.gate, self.begun = gate, threading.Event()
         self.reads: list[tuple[str, str]] = []
         self.problems: dict[str, Exception] = {}
@@ -57,14 +60,14 @@ def rig() -> Iterator[Rig]:
 def test_each_is_fetched_and_told(rig: Rig) -> None:
     rig.prefetch.add(IMAGES, ACCESS)
     assert [rig.told.get(timeout=5) for _ in IMAGES] == [("one", ""), ("two", "")]
-    assert rig.driver.images == {"one", "two"}
+    assert rig.driver.host.images == {"one", "two"}
     assert rig.reads == [("token", "one"), ("token", "two")]
 
 
 @pytest.mark.parametrize("problem", [Fail("The host has no space."), errors.NotFound("No image."), ValueError("bug")])
 def test_why_one_is_not_there_is_told_and_the_others_go_on(rig: Rig, problem: Exception | Fail) -> None:
     if isinstance(problem, Fail):
-        rig.driver.script["ensure_image"] = [problem]
+        rig.driver.host.script["ensure_image"] = [problem]
         said = problem.text
     else:
         rig.problems["one"] = problem
@@ -95,17 +98,17 @@ def test_it_ends_in_the_middle_of_an_image() -> None:
 
 
 def test_one_too_many_waits_says_so_and_can_be_cancelled() -> None:
-    fetches, phases = Fetches(1), []
+    fetches, phases = DownloadLimit(1), Phases()
     cancelled = threading.Event()
-    run = Run(phases.append, cancelled.is_set)
+    run = VerbContext(phases, cancelled.is_set)
     with fetches.one(run):
         assert phases == []
         threading.Timer(0.05, cancelled.set).start()
         with pytest.raises(Cancelled), fetches.one(run):
             pytest.fail("two at a time")
-        assert phases == [WAITING]
+        assert phases == ["waiting to fetch image"]
     with fetches.one(QUIET):
         pass
-    unlimited = Fetches(0)
+    unlimited = DownloadLimit(0)
     with unlimited.one(QUIET), unlimited.one(QUIET), unlimited.one(QUIET):
         pass

@@ -14,6 +14,7 @@ from common import errors
 from common.models import (
     Access,
     Command,
+    FailureReason,
     Flavor,
     GuestSpec,
     Heartbeat,
@@ -28,10 +29,12 @@ from compute_agent import service
 from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.machine import Monitor
-from compute_agent.service import Host
-from compute_agent.sync import FULL_REPORT, HANG, Agent
-from compute_agent.virt.driver import ABORTED, SHUTDOWN
-from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
+from compute_agent.service import AgentProcess
+from compute_agent.sync import FULL_REPORT_SECONDS, HANG_SECONDS, Agent
+from compute_agent.virt.driver import SHUTDOWN
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import QUIET, Fail, Slow
 from tests.unit.compute_agent.test_moving_verbs import Reader
 from tests.waiting import await_true
 
@@ -99,22 +102,22 @@ class Rig:
 
     def __init__(self, stop: bool = False, script: dict[str, list[Slow | Fail]] | None = None,
                  fence_after: float = 0) -> None:
-        self.clock, self.driver = Hand(), MemoryDriver("h1", read_images=True, script=script)
+        self.clock, self.driver = Hand(), MemoryDriver(MemoryHost("h1", read_images=True, script=script))
         self.driver.ensure_guest(GUEST, lambda image: iter(()), QUIET)
         self.journal, self.conductor, self.images = Journal(":memory:"), Conductor(), Images()
         self.conductor.to_stop = [SERVER] if stop else []
         agent = Agent("h1", self.journal, self.clock, self.driver.boot_id(), fence_after=fence_after)
-        self.host = Host(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
+        self.host = AgentProcess(agent, self.journal, self.driver, self.conductor, self.images,  # type: ignore[arg-type]
                          ratios=RATIOS, monitor=Monitor(), facts={"transfer": "192.0.2.7:16599"})
         self.host.guard()
         self.host.start(1)
-        self.hello = self.conductor.hears(lambda said: said.session == 0)
+        self.registration = self.conductor.hears(lambda said: said.session == 0)
         await_true(lambda: agent.session != 0, 5, "the answer is taken in: commands of another session are dropped")
 
     def speak(self) -> None:
         running = self.driver.domains()[0].power_state == 1
         if running:
-            self.driver.power_off(SERVER)
+            self.driver.host.power_off(SERVER)
         else:
             self.driver.ensure_running(SERVER, 1, QUIET)
 
@@ -132,12 +135,12 @@ def rig() -> Iterator[Rig]:
 
 def told_of(driver: MemoryDriver) -> HostInventory:
     """What the host has, with what its configuration says."""
-    return replace(driver.size, ratios=RATIOS, facts=driver.size.facts | {"transfer": "192.0.2.7:16599"})
+    return replace(driver.host.size, ratios=RATIOS, facts=driver.host.size.facts | {"transfer": "192.0.2.7:16599"})
 
 
-def test_hello_brings_what_the_host_has_and_what_its_configuration_says(rig: Rig) -> None:
-    assert rig.hello.inventory == told_of(rig.driver)
-    assert rig.hello.domains is not None
+def test_registration_brings_what_the_host_has_and_what_its_configuration_says(rig: Rig) -> None:
+    assert rig.registration.inventory == told_of(rig.driver)
+    assert rig.registration.domains is not None
 
 
 def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
@@ -148,7 +151,7 @@ def test_what_must_not_run_here_is_off_before_anything_is_started() -> None:
     rig.host.do([start], None)
     told = rig.conductor.hears(lambda said: said.results).results[0]
     assert (told.key, told.status) == (start.key, "failed"), "there is no such guest; it was tried"
-    done = [verb for verb, _ in rig.driver.calls if verb in ("pull_plug", "ensure_running")]
+    done = [verb for verb, _ in rig.driver.host.calls if verb in ("pull_plug", "ensure_running")]
     assert done == ["pull_plug", "pull_plug", "ensure_running"]
     assert rig.driver.domains()[0].fence == 1
     rig.close()
@@ -159,14 +162,14 @@ def migrating(rig: Rig, to: dict[str, Any]) -> Command:
     migrate = Command("a", "migrate", 1, SERVER, 1, 7, "live_migrate", {
         "guest": to_wire(GUEST), "to": to, "shared": False})
     rig.host.do([migrate], None)
-    await_true(lambda: ("live_migrate", SERVER) in rig.driver.calls, 5, lambda: "not begun")
+    await_true(lambda: ("live_migrate", SERVER) in rig.driver.host.calls, 5, lambda: "not begun")
     return migrate
 
 
 def test_a_migration_goes_on_when_the_process_is_told_to_end() -> None:
-    rig, destination = Rig(script={"live_migrate": [Slow(0.3)]}), MemoryDriver("h2")
+    rig, destination = Rig(script={"live_migrate": [Slow(0.3)]}), MemoryDriver(MemoryHost("h2"))
     rig.driver.offer(SERVER, 1, "open sesame", QUIET)
-    to = destination.prepare_arrival(GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {},
+    to = destination.prepare_incoming(GUEST, Reader(rig.driver, SERVER, "open sesame"), False, {},
                                      lambda image: iter(()), QUIET)
     migrating(rig, to)
     rig.host.close()
@@ -180,16 +183,17 @@ def test_a_wish_reaches_a_migration_that_runs() -> None:
     migrate = migrating(rig, {})
     rig.host.do([Command("b", "steer", 1, SERVER, 1, 7, "steer", {"key": migrate.key, "wish": "abort"})], None)
     told = rig.conductor.hears(lambda said: any(result.key == migrate.key for result in said.results)).results
-    assert {(result.status, result.error) for result in told if result.key == migrate.key} == {("failed", ABORTED)}
+    assert {(result.status, result.reason) for result in told if result.key == migrate.key} == {
+        ("failed", FailureReason.ABORTED)}
     rig.close()
 
 
 def test_what_changed_is_told_with_the_next_full_report_and_only_then(rig: Rig) -> None:
-    rig.driver.size = replace(rig.driver.size, memory_mb=77)
+    rig.driver.host.size = replace(rig.driver.host.size, memory_mb=77)
     rig.speak()
     assert rig.conductor.hears(lambda said: said.changed).inventory is None
     for _ in range(3):                                      # the lease is renewed on the way
-        rig.clock.seconds += FULL_REPORT / 3
+        rig.clock.seconds += FULL_REPORT_SECONDS / 3
         rig.speak()
         told = rig.conductor.hears(lambda said: said.changed)
     assert told.session == 7
@@ -214,11 +218,11 @@ def test_questions(rig: Rig) -> None:
     assert " load average: " in rig.host.query("uptime", {})["uptime"]
     assert set(rig.host.query("domains", {})["domains"]) == {SERVER}
     for verb in ("levitate", "console"):                    # this host offers no consoles
-        with pytest.raises(errors.NotImplementedHere, match=f"does not know the question {verb}"):
+        with pytest.raises(errors.NotImplementedHere, match=f"does not know the query {verb}"):
             rig.host.query(verb, {})
     with pytest.raises(errors.NotFound):
         rig.host.query("console_output", {"server": "none"})
-    rig.driver.power_off(SERVER)
+    rig.driver.host.power_off(SERVER)
     with pytest.raises(errors.Conflict):
         rig.host.query("diagnostics", {"server": SERVER})
 
@@ -231,7 +235,7 @@ def test_builds_never_take_all_workers(workers: int, most: int, builds: int) -> 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The periodic exchange comes many times a second."""
-    monkeypatch.setattr(service, "PERIOD", (0.01, 0.02))
+    monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.01, 0.02))
 
 
 @pytest.mark.usefixtures("often")
@@ -294,7 +298,7 @@ def test_another_worker_takes_the_place_of_one_that_hangs(rig: Rig, monkeypatch:
     monkeypatch.setattr(rig.driver, "ensure_suspended", hang)
     rig.host.do([Command("a", "suspend", 1, "hangs", 1, 7, "ensure_suspended")], None)
     assert began.wait(5)
-    for _ in range(int(HANG / 20)):
+    for _ in range(int(HANG_SECONDS / 20)):
         rig.clock.seconds += 20
         rig.conductor.hears(lambda said: said.ask)
         rig.conductor.heard = queue.SimpleQueue()

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's half of the exchange: which commands it takes in hand, what it tells, when it says hello."""
+"""The agent's half of the exchange: which commands it takes in hand, what it tells, when it registers."""
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.models import Command, DomainState, HostInventory, Result, Sync, SyncAnswer
 from compute_agent.journal import Journal
-from compute_agent.sync import BUILDS, COPIES, FULL_REPORT, LEASE, MIGRATIONS, Agent, Work
+from compute_agent.sync import FULL_REPORT_SECONDS, LEASE_SECONDS, MAX_BUILDS, MAX_COPIES, MAX_MIGRATIONS, Agent, Work
 
 INVENTORY = HostInventory("memory", 1, "h1", 1, 1, 1)
 
@@ -27,15 +28,15 @@ class Hand:
 class Rig:
     """An agent in session 5 with a fresh lease."""
 
-    def __init__(self, journal: Journal | None = None, builds: int = BUILDS, copies: int = COPIES,
-                 migrations: int = MIGRATIONS) -> None:
+    def __init__(self, journal: Journal | None = None, builds: int = MAX_BUILDS, copies: int = MAX_COPIES,
+                 migrations: int = MAX_MIGRATIONS) -> None:
         self.clock, self.journal = Hand(), journal or Journal(":memory:")
         self.agent = Agent("h1", self.journal, self.clock, "boot", builds, copies, migrations)
-        self.exchange(SyncAnswer(5, guests={}), hello=True)
+        self.exchange(SyncAnswer(5, guests={}), registration=True)
 
-    def exchange(self, answer: SyncAnswer | None = None, hello: bool = False) -> Sync:
+    def exchange(self, answer: SyncAnswer | None = None, registration: bool = False) -> Sync:
         """What the agent says; then it hears the answer, or by default that all of it was written down."""
-        said = self.agent.request(True, [] if hello else None, INVENTORY if hello else None)
+        said = self.agent.request(True, [] if registration else None, INVENTORY if registration else None)
         self.agent.answered(said, answer or SyncAnswer(5, [result.key for result in said.results]))
         return said
 
@@ -64,19 +65,20 @@ def taken(agent: Agent) -> list[str]:
     return found
 
 
-def test_before_its_first_hello_it_accepts_nothing() -> None:
+def test_before_its_first_registration_it_accepts_nothing() -> None:
     agent = Agent("h1", Journal(":memory:"), Hand(), "boot")
-    assert agent.needs_hello()
+    assert agent.needs_registration()
     assert not agent.has_lease()
     agent.accept([command(session=5)])
     assert agent.take() is None
-    hello = agent.request(True, [], INVENTORY)
-    assert (hello.host, hello.session, hello.boot_id, hello.inventory) == ("h1", 0, "boot", INVENTORY)
+    registration = agent.request(True, [], INVENTORY)
+    assert (registration.host, registration.session, registration.boot_id, registration.inventory) == ("h1", 0, "boot",
+                                                                                                       INVENTORY)
 
 
-def test_a_hello_after_the_first_session_is_a_hello_too(rig: Rig) -> None:
+def test_a_later_registration_opens_a_session(rig: Rig) -> None:
     assert rig.exchange().session == 5
-    assert rig.exchange(SyncAnswer(6), hello=True).session == 0
+    assert rig.exchange(SyncAnswer(6), registration=True).session == 0
     assert rig.exchange(SyncAnswer(6)).session == 6
 
 
@@ -95,9 +97,9 @@ def test_an_older_fence_is_refused_and_says_why(rig: Rig) -> None:
     assert (refused.key, refused.status, refused.error) == ("b/step/1", "refused", "fence 2 is older than 3")
 
 
-def test_hello_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
+def test_registration_teaches_fences_and_never_lowers_one(rig: Rig) -> None:
     rig.agent.accept([command(fence=9)])
-    rig.exchange(SyncAnswer(5, guests={"s": 4, "other": 7}), hello=True)
+    rig.exchange(SyncAnswer(5, guests={"s": 4, "other": 7}), registration=True)
     rig.agent.accept([command("b", fence=8), command("c", server="other", fence=6)])
     assert {result.key: result.status for result in rig.exchange().results} == {
         "b/step/1": "refused", "c/step/1": "refused"}
@@ -129,7 +131,7 @@ def test_a_higher_fence_that_an_answer_teaches_cancels_too(rig: Rig) -> None:
     rig.agent.accept([command("a"), command("b", server="t", verb="ensure_stopped"),
                       command("c", server="t", verb="ensure_stopped")])
     running = rig.agent.take()
-    rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), hello=True)
+    rig.exchange(SyncAnswer(6, guests={"s": 2, "t": 1}), registration=True)
     assert running is not None
     assert running.cancelled
     rig.agent.ended(running, None)
@@ -208,29 +210,29 @@ def test_results_are_repeated_until_they_are_acknowledged(rig: Rig) -> None:
     assert not rig.agent.has_news()
 
 
-def test_without_a_lease_nothing_is_started_and_hello_is_said(rig: Rig) -> None:
+def test_without_a_lease_nothing_is_started_and_registration_is_said(rig: Rig) -> None:
     rig.agent.accept([command("start"), command("stop", server="b", verb="ensure_stopped"),
                       command("remove", server="c", verb="ensure_absent"),
                       command("make", server="d", verb="ensure_guest"), command("reboot", server="e", verb="reboot"),
                       command("grow", server="f", verb="receive")])
-    rig.clock.seconds += LEASE - 0.1
-    assert not rig.agent.needs_hello()
+    rig.clock.seconds += LEASE_SECONDS - 0.1
+    assert not rig.agent.needs_registration()
     rig.clock.seconds += 0.1
-    assert rig.agent.needs_hello()
+    assert rig.agent.needs_registration()
     assert taken(rig.agent) == ["stop", "remove"]
-    assert rig.exchange(SyncAnswer(6), hello=True).working == ["stop/step/1", "remove/step/1"]
+    assert rig.exchange(SyncAnswer(6), registration=True).working == ["stop/step/1", "remove/step/1"]
     assert rig.agent.has_lease()
     rig.agent.accept([command("start", session=6)])
     assert taken(rig.agent) == ["start"]
 
 
 @pytest.mark.parametrize("verb", ["ensure_guest", "live_migrate"])
-def test_what_was_sent_before_a_hello_starts_nothing_after_it(rig: Rig, verb: str) -> None:
+def test_what_was_sent_before_a_registration_starts_nothing_after_it(rig: Rig, verb: str) -> None:
     rig.agent.accept([command(verb=verb), command("b", server="t", verb=verb)])
     work = rig.agent.take()
     assert work is not None and rig.agent.may_start(work)
-    rig.clock.seconds += LEASE
-    assert rig.exchange(SyncAnswer(6), hello=True).working[0] == work.command.key
+    rig.clock.seconds += LEASE_SECONDS
+    assert rig.exchange(SyncAnswer(6), registration=True).working[0] == work.command.key
     assert rig.agent.has_lease() and not work.cancelled and not rig.agent.may_start(work)
     assert taken(rig.agent) == []
 
@@ -250,8 +252,8 @@ def test_an_answer_of_another_session_ends_ours_and_keeps_what_was_to_be_told(ri
     done = rig.finish(work)
     rig.agent.changed([DomainState("s", 4, 1)])
     rig.exchange(SyncAnswer(0))
-    assert rig.agent.needs_hello()
-    said = rig.exchange(SyncAnswer(6, [done.key]), hello=True)
+    assert rig.agent.needs_registration()
+    said = rig.exchange(SyncAnswer(6, [done.key]), registration=True)
     assert (said.results, said.changed) == ([done], []), "news of a server are told after its result was taken in"
     assert rig.exchange().changed == [DomainState("s", 4, 1)]
     assert not rig.agent.has_news()
@@ -273,14 +275,14 @@ def test_commands_in_an_answer_are_taken_in_hand(rig: Rig) -> None:
     assert taken(rig.agent) == ["a"]
 
 
-def test_commands_in_the_answer_to_hello_are_of_the_new_session(rig: Rig) -> None:
-    rig.exchange(SyncAnswer(6, commands=[command("a", session=6)], guests={"s": 1}), hello=True)
+def test_commands_in_the_answer_to_registration_are_of_the_new_session(rig: Rig) -> None:
+    rig.exchange(SyncAnswer(6, commands=[command("a", session=6)], guests={"s": 1}), registration=True)
     assert taken(rig.agent) == ["a"]
 
 
 def test_the_full_report_comes_once_a_minute(rig: Rig) -> None:
     assert not rig.agent.wants_full_report()
-    rig.clock.seconds += FULL_REPORT
+    rig.clock.seconds += FULL_REPORT_SECONDS
     assert rig.agent.wants_full_report()
     rig.agent.request(True, [DomainState("s", 1, 1)], None)
     assert not rig.agent.wants_full_report()
@@ -377,7 +379,7 @@ def test_a_change_between_two_exchanges_is_not_lost(rig: Rig) -> None:
     rig.agent.answered(said, SyncAnswer(5))
     assert rig.exchange().inventory == replace(INVENTORY, memory_mb=3)
     rig.exchange(SyncAnswer(0))
-    assert rig.exchange(SyncAnswer(6), hello=True).inventory == INVENTORY
+    assert rig.exchange(SyncAnswer(6), registration=True).inventory == INVENTORY
     assert rig.exchange(SyncAnswer(6)).inventory is None
 
 
@@ -396,5 +398,21 @@ def test_images_that_were_fetched_ahead_are_told_until_an_answer_comes(rig: Rig)
     rig.agent.cached("two", "")                             # it was tried again meanwhile
     rig.agent.answered(said, SyncAnswer(5))
     assert rig.exchange(SyncAnswer(0)).cached == {"two": ""}
-    assert rig.exchange(SyncAnswer(6), hello=True).cached == {"two": ""}
+    assert rig.exchange(SyncAnswer(6), registration=True).cached == {"two": ""}
     assert not rig.agent.has_news()
+
+
+@pytest.mark.parametrize("odd", [
+    {"fence": "2"}, {"server": ["s"]}, {"verb": ["ensure_running"]}, {"verb": "steer", "args": {}},
+    {"verb": "steer", "args": None}])
+def test_a_command_of_another_shape_holds_up_no_other(rig: Rig, odd: dict[str, Any]) -> None:
+    """Its action hears why, as often as it asks, until it is stuck."""
+    bad = replace(command("bad", server="other"), **odd)
+    for _ in range(3):
+        rig.agent.accept([bad, command("good")])
+    assert taken(rig.agent) == ["good"]
+    [refused] = rig.exchange().results
+    assert (refused.key, refused.status) == (bad.key, "refused")
+    assert "cannot understand the command" in refused.error
+    rig.agent.accept([bad])
+    assert [result.key for result in rig.exchange().results] == [bad.key]

@@ -84,7 +84,7 @@ def test_what_is_no_request_is_refused_at_once(rig: Rig, told: bytes) -> None:
         answer = frames.Frames(connection).receive()
         assert answer.kind == frames.FAILURE
         assert json.loads(answer.data)["kind"] == "refused"
-        with pytest.raises(frames.Broken):
+        with pytest.raises(frames.TransferInterrupted):
             frames.Frames(connection).receive()
     assert whole(rig.peer(), "config", 5) == b"drive"
 
@@ -105,7 +105,7 @@ def test_reader_that_takes_nothing_is_cut_off_and_makes_room(tmp_path: Path) -> 
     rig = Rig(tmp_path / "files", readers=1, frame_seconds=1.0)
     (rig.files.path / "disk").write_bytes(bytes(range(256)) * (64 << 12))
     with rig.connect() as lazy:
-        frames.send_request(lazy, frames.Request(SERVER, SECRET, "disk"))
+        frames.send_request(lazy, frames.TransferRequest(SERVER, SECRET, "disk"))
         await_true(lambda: rig.files.reads)
         with pytest.raises(errors.Unavailable, match="too many"):
             list(rig.peer().read("disk"))
@@ -148,7 +148,7 @@ def test_service_that_came_back_is_asked_for_the_rest(tmp_path: Path) -> None:
     read = rig.peer(patience=10.0).read("disk")
     got = [next(read)]
     rig.service.close()
-    again = service.Service(rig.files, "127.0.0.1", rig.port)
+    again = service.TransferService(rig.files, "127.0.0.1", rig.port)
     again.start()
     got += list(read)
     assert b"".join(sparse.filled(len(CONTENT), got)) == CONTENT
@@ -228,7 +228,7 @@ def test_what_the_driver_says_while_it_reads_reaches_the_reader(rig: Rig) -> Non
             raise errors.Forbidden("The server was started.")
 
     files = Started(rig.files.path)
-    other = service.Service(files, "127.0.0.1")
+    other = service.TransferService(files, "127.0.0.1")
     read = client.peer(other.start(), SERVER, SECRET).read("disk")
     assert next(read) == (0, b"x")
     with pytest.raises(VerbFailed) as failed:
@@ -242,7 +242,7 @@ def test_what_nobody_foresaw_is_not_told_to_others(rig: Rig) -> None:
         def parts(self, server: str, secret: str) -> list[Part]:
             raise RuntimeError(f"told {secret}")
 
-    other = service.Service(Faulty(rig.files.path), "127.0.0.1")
+    other = service.TransferService(Faulty(rig.files.path), "127.0.0.1")
     with pytest.raises(VerbFailed) as failed:
         client.peer(other.start(), SERVER, SECRET).parts()
     assert SECRET not in failed.value.details and "its log" in failed.value.details
@@ -270,4 +270,4 @@ def answered(told: bytes) -> Peer:
 
 
 def test_secret_is_not_shown() -> None:
-    assert SECRET not in repr(frames.Request(SERVER, SECRET))
+    assert SECRET not in repr(frames.TransferRequest(SERVER, SECRET))

@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from common import errors
-from compute_agent.transfer.tls import Tls, opened
+from common.config import ConfigError
+from common.tls import Tls, opened
 from compute_agent.virt.driver import VerbFailed
+from deploy import authority
 from tests.unit.compute_agent.transfer_rig import Rig, whole
 
 DAY = datetime.timedelta(days=1)
 CONTENT = bytes(range(256)) * 8192
 
 
-class Authority:
-    """Signs certificates; ``folder`` gets the files."""
+class Authority(authority.Authority):
+    """Signs certificates of hosts; each has a folder of its own."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = self._builder(self._subject, self._key, DAY).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(self._key, hashes.SHA256())
-        self.path = self._write("ca", made.public_bytes(serialization.Encoding.PEM))
+        super().__init__(folder / name, name)
 
-    def tls(self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = DAY) -> Tls:
+    def tls(self, name: str, address: str = "127.0.0.1", valid: datetime.timedelta = 60 * DAY) -> Tls:
         """The files of a host with this address."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        cert = self._builder(subject, key, valid).add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False).sign(
-            self._key, hashes.SHA256())
-        return Tls(self._write(f"{name}-cert", cert.public_bytes(serialization.Encoding.PEM)),
-                   self._write(f"{name}-key", key.private_bytes(
-                       serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())),
-                   self.path)
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: datetime.timedelta
-                 ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return x509.CertificateBuilder(
-            issuer_name=self._subject, subject_name=subject, public_key=key.public_key(),
-            serial_number=x509.random_serial_number(), not_valid_before=now - 2 * DAY, not_valid_after=now + valid)
-
-    def _write(self, name: str, content: bytes) -> str:
-        path = self._folder / f"{self._name}-{name}.pem"
-        path.write_bytes(content)
-        return str(path)
+        return self.issue(name, address, valid=valid)
 
 
 @pytest.fixture
@@ -97,7 +70,7 @@ def test_reader_with_tls_never_falls_back(tmp_path: Path, ours: Authority) -> No
 def test_reader_of_another_authority_gets_nothing(rig: Rig, ours: Authority, tmp_path: Path) -> None:
     others = Authority(tmp_path, "others").tls("destination")
     with pytest.raises(VerbFailed, match="safely"):
-        rig.peer(tls=replace(others, ca=ours.path)).parts()
+        rig.peer(tls=replace(others, ca=str(ours.path))).parts()
     assert rig.files.reads == []
 
 
@@ -109,7 +82,7 @@ def test_expired_reader_gets_nothing(rig: Rig, ours: Authority) -> None:
 
 @pytest.mark.parametrize("wrong", ["authority", "address", "expired"])
 def test_source_that_is_not_proved_is_not_read_from(tmp_path: Path, ours: Authority, wrong: str) -> None:
-    tls = {"authority": lambda: replace(Authority(tmp_path, "others").tls("source"), ca=ours.path),
+    tls = {"authority": lambda: replace(Authority(tmp_path, "others").tls("source"), ca=str(ours.path)),
            "address": lambda: ours.tls("source", "127.0.0.2"),
            "expired": lambda: ours.tls("source", valid=-DAY)}[wrong]()
     for rig in serving(tmp_path, tls):
@@ -120,6 +93,7 @@ def test_source_that_is_not_proved_is_not_read_from(tmp_path: Path, ours: Author
 
 
 def test_new_certificates_count_at_once(rig: Rig, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "ours")
     anew = Authority(tmp_path, "ours")
     anew.tls("source")
     assert whole(rig.peer(tls=anew.tls("destination")), "disk", len(CONTENT)) == CONTENT
@@ -127,7 +101,7 @@ def test_new_certificates_count_at_once(rig: Rig, tmp_path: Path) -> None:
 
 def test_files_that_went_away_close_the_service_rather_than_open_it(rig: Rig, ours: Authority, tmp_path: Path) -> None:
     mine = ours.tls("destination")
-    Path(tmp_path, "ours-source-key.pem").unlink()
+    Path(ours.tls("source").key).unlink()
     with pytest.raises(errors.Unavailable):
         rig.peer(tls=mine).parts()
     with pytest.raises((VerbFailed, errors.Unavailable)):
@@ -136,14 +110,10 @@ def test_files_that_went_away_close_the_service_rather_than_open_it(rig: Rig, ou
         rig.peer(tls=replace(mine, key=str(tmp_path / "missing"))).parts()
 
 
-def test_configuration_names_all_files_or_none(ours: Authority, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_refused(ours: Authority, tmp_path: Path) -> None:
     mine = ours.tls("source")
-    assert opened("", "", "") is None
     assert opened(mine.cert, mine.key, mine.ca) == mine
-    for cert, key, ca in ((mine.cert, "", ""), (mine.cert, mine.key, ""), ("", mine.key, mine.ca), ("", "", mine.ca)):
-        with pytest.raises(ValueError, match="set all or none"):
-            opened(cert, key, ca)
     for cert, key, ca in ((mine.key, mine.key, mine.ca), (mine.cert, ours.tls("another").key, mine.ca),
                           (mine.cert, mine.key, str(tmp_path / "missing"))):
-        with pytest.raises(ValueError, match="give PEM files"):
+        with pytest.raises(ConfigError, match="give PEM files"):
             opened(cert, key, ca)

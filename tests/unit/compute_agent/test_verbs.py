@@ -8,21 +8,25 @@ from typing import Any
 import pytest
 
 from common import errors
-from common.models import Command, DomainState
+from common.models import Command, DomainState, FailureReason
+from common.verbs import VerbFacts
 from compute_agent import verbs
 from compute_agent.journal import Journal
 from compute_agent.verbs import VERBS, Tools, Verb
-from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, Cancelled, Run, VerbFailed
-from compute_agent.virt.memory import QUIET, Fail, MemoryDriver, Slow
+from compute_agent.virt.driver import MAX_DETAILS_CHARS, PAUSED, RUNNING, SHUTDOWN, Cancelled, VerbContext, VerbFailed
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.script import QUIET, Fail, Slow
 
 FLAVOR = {"id": "1", "name": "n", "vcpus": 1, "memory_mb": 1, "root_gb": 1}
 GUEST = {"server": "s", "fence": 1, "name": "n", "flavor": FLAVOR}
 INTERFACE = {"port": "p", "mac": "fa:16:3e:00:00:01", "vif_type": "bridge"}
+SHARE = {"share_id": "h", "tag": "t", "protocol": "NFS", "export_location": "192.0.2.9:/h"}
 ARGS: dict[str, dict[str, Any]] = {"ensure_guest": {"guest": GUEST}, "ensure_stopped": {"timeout": 0},
                                    "reboot": {"timeout": 0}, "rebuild": {"guest": GUEST, "runs": True},
                                    "rescue": {"guest": GUEST, "image": {"id": "i"}}, "unrescue": {"guest": GUEST},
                                    "attach_interface": {"interface": INTERFACE},
                                    "detach_interface": {"interface": INTERFACE},
+                                   "attach_share": {"share": SHARE}, "detach_share": {"share": SHARE},
                                    "snapshot": {"image_id": "i"}, "set_password": {"user": "root", "admin_pass": "x"}}
 
 
@@ -44,7 +48,7 @@ class Rig:
 
     def run(self, verb: str, step: str = "step", attempt: int = 1) -> Any:
         tools = Tools(self.driver, lambda image: iter(()), lambda image: self.stored.extend,
-                      Run(lambda name: None, lambda: self.cancelled))
+                      VerbContext(lambda name: None, lambda: self.cancelled))
         return verbs.run(self.journal, tools, command(verb, step, attempt),
                          lambda *point: self.points.append(point), self.table)
 
@@ -64,13 +68,27 @@ def raising(problem: BaseException) -> Verb:
     ("detach_interface", {"power_state": RUNNING}), ("inject_nmi", {}), ("set_password", {})])
 def test_each_verb_can_be_done_twice(verb: str, data: dict[str, Any]) -> None:
     rig = Rig()
-    rig.driver.guests["s"].has_agent = True
+    rig.driver.host.guests["s"].has_agent = True
     for attempt in (1, 2):
         ended = rig.run(verb, attempt=attempt)
         assert (ended.key, ended.server, ended.fence, ended.status, ended.data) == (
             f"a/step/{attempt}", "s", 2, "done", data)
         assert rig.journal.find(ended.key) == ended
     assert rig.points[-2:] == [(verb, "step", "before"), (verb, "step", "after")]
+
+
+def test_shares_change_while_the_guest_is_off() -> None:
+    rig = Rig()
+    for verb in ("attach_share", "detach_share"):
+        assert rig.run(verb, "while it runs").status == "failed"
+    rig.run("ensure_stopped")
+    for verb, data in (("attach_share", {"power_state": SHUTDOWN}), ("detach_share", {})):
+        for attempt in (1, 2):
+            ended = rig.run(verb, attempt=attempt)
+            assert (ended.status, ended.data) == ("done", data)
+    rig.run("ensure_absent")
+    assert rig.run("detach_share", "when it is gone").status == "done"
+    assert rig.run("attach_share", "when it is gone").status == "failed"
 
 
 def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
@@ -83,29 +101,30 @@ def test_a_snapshot_tells_how_many_bytes_it_stored() -> None:
 def test_every_row_of_the_table_is_tried_above() -> None:
     assert set(VERBS) == {"ensure_guest", "ensure_running", "ensure_stopped", "reboot", "ensure_absent",
                           "ensure_paused", "ensure_suspended", "rebuild", "rescue", "unrescue", "inject_nmi",
-                          "set_password", "snapshot", "attach_interface", "detach_interface", "offer", "prepare",
-                          "receive", "install", "prepare_arrival", "live_migrate", "arrived",
-                          "resize_here", "settle_resize"}
+                          "set_password", "snapshot", "attach_interface", "detach_interface", "attach_share",
+                          "detach_share", "offer", "prepare", "receive", "install", "prepare_arrival", "live_migrate",
+                          "arrived", "resize_here", "settle_resize"}
 
 
 def test_whatever_may_start_a_guest_says_so() -> None:
-    assert {name for name, verb in VERBS.items() if verb.starts} == {
+    assert {name for name, verb in VERBS.items() if verb.facts.starts} == {
         "ensure_guest", "ensure_running", "reboot", "rebuild", "rescue", "unrescue", "install", "resize_here",
         "live_migrate"}
 
 
 def test_whatever_makes_disks_of_an_image_counts_as_a_build() -> None:
-    assert {name for name, verb in VERBS.items() if verb.builds} == {"ensure_guest", "rebuild", "rescue"}
+    assert {name for name, verb in VERBS.items() if verb.facts.builds} == {"ensure_guest", "rebuild", "rescue"}
 
 
 def test_what_cannot_be_looked_at_is_done_once() -> None:
-    assert {name for name, verb in VERBS.items() if verb.once} == {"inject_nmi", "set_password"}
+    assert {name for name, verb in VERBS.items() if verb.facts.once} == {"inject_nmi", "set_password"}
 
 
 def test_a_verb_of_a_newer_conductor_is_refused_until_the_agent_knows_it() -> None:
     rig = Rig()
     ended = rig.run("levitate")
-    assert (ended.status, ended.error) == ("refused", "its agent does not know levitate and must be upgraded.")
+    assert (ended.status, ended.reason) == ("refused", FailureReason.UNKNOWN_VERB)
+    assert ended.error == "its agent does not know levitate and must be upgraded."
     assert rig.journal.find(ended.key) is None
 
 
@@ -115,7 +134,7 @@ def test_a_once_verb_found_begun_is_unknown_and_not_repeated() -> None:
     def nmi(tools: Tools, command: Command) -> None:
         done.append(command.key)
         raise KeyboardInterrupt                     # kill -9 after the effect
-    rig = Rig({"nmi": Verb(nmi, once=True)})
+    rig = Rig({"nmi": Verb(nmi, VerbFacts(once=True))})
     with pytest.raises(KeyboardInterrupt):
         rig.run("nmi")
     assert rig.journal.find("a/step/1") is None
@@ -131,14 +150,14 @@ def test_a_once_verb_is_done_again_only_by_a_new_attempt() -> None:
 
     def nmi(tools: Tools, command: Command) -> None:
         done.append(command.key)
-    rig = Rig({"nmi": Verb(nmi, once=True)})
+    rig = Rig({"nmi": Verb(nmi, VerbFacts(once=True))})
     assert [rig.run("nmi", attempt=attempt).status for attempt in (1, 2)] == ["done", "done"]
     assert done == ["a/step/1", "a/step/2"]
 
 
 def test_a_definite_failure_is_reported_in_the_drivers_words() -> None:
     rig = Rig()
-    rig.driver.script["ensure_running"] = [Fail("No disk.", retryable=True, details="ENOSPC")]
+    rig.driver.host.script["ensure_running"] = [Fail("No disk.", retryable=True, details="ENOSPC")]
     ended = rig.run("ensure_running")
     assert (ended.status, ended.error, ended.details, ended.retryable) == ("failed", "No disk.", "ENOSPC", True)
     assert rig.journal.find(ended.key) == ended
@@ -150,6 +169,14 @@ def test_a_problem_is_a_definite_failure_with_its_cause_for_the_operator() -> No
     ended = Rig({"try": raising(problem)}).run("try")
     assert (ended.status, ended.error, ended.details, ended.retryable) == (
         "failed", "The image is hostile.", "backing file", False)
+
+
+@pytest.mark.parametrize("problem", [VerbFailed("No.", details="x" * 10_000_000), ValueError("x" * 10_000_000)])
+def test_what_a_guests_side_says_of_a_failure_is_cut_off(problem: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    ended = Rig({"try": raising(problem)}).run("try")
+    assert 1000 < len(ended.details) <= MAX_DETAILS_CHARS
+    if isinstance(problem, VerbFailed):
+        assert max(len(record.getMessage()) for record in caplog.records) < 2 * MAX_DETAILS_CHARS
 
 
 @pytest.mark.parametrize("problem", [errors.Unavailable("libvirt is away"), errors.NoAnswer("nobody"), Cancelled()])
@@ -181,10 +208,10 @@ def test_a_removal_never_fails_for_good(problem: Any) -> None:
     """A debt is answered again from the journal: a failure written there would keep it for ever."""
     rig = Rig()
     if isinstance(problem, Fail):
-        rig.driver.script["ensure_absent"] = [problem]
+        rig.driver.host.script["ensure_absent"] = [problem]
         assert rig.run("ensure_absent") is None
     else:
-        rig.table |= {"ensure_absent": Verb(raising(problem).do, insists=VERBS["ensure_absent"].insists)}
+        rig.table |= {"ensure_absent": replace(VERBS["ensure_absent"], do=raising(problem).do)}
         assert rig.run("ensure_absent") is None
         rig.table |= VERBS
     assert rig.journal.find("a/step/1") is None
@@ -206,7 +233,7 @@ def test_only_a_verbs_own_words_say_which_host_has_a_guest(verb: str, problem: E
 
 def test_a_cancelled_verb_stops_within_moments() -> None:
     rig = Rig()
-    rig.driver.script["ensure_stopped"] = [Slow(30)]
+    rig.driver.host.script["ensure_stopped"] = [Slow(30)]
     rig.cancelled = True
     assert rig.run("ensure_stopped") is None
     assert rig.driver.domains()[0].power_state == RUNNING

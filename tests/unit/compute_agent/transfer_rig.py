@@ -12,7 +12,7 @@ from typing import Any
 
 from common import errors
 from compute_agent.transfer import client, sparse
-from compute_agent.transfer.service import Service
+from compute_agent.transfer.service import TransferService
 from compute_agent.virt.driver import Part, Peer
 
 SERVER, SECRET = "6a1f9e5c-0c4b-4d53-9f1e-2f5f6f0a7b11", "one-time-" + "s" * 34
@@ -43,7 +43,7 @@ class Rig:
     def __init__(self, path: Path, **options: Any) -> None:
         path.mkdir()
         self.files = Folder(path)
-        self.service = Service(self.files, "127.0.0.1", **options)
+        self.service = TransferService(self.files, "127.0.0.1", **options)
         self.address = self.service.start()
 
     @property

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from common import errors
-from common.hardware.refused import READ, SPECS
-from compute_api.extra_specs import KNOWN, check, check_names
+from common.hardware.options import READ, SPECS
+from compute_api.compute.extra_specs import KNOWN, check, check_names
 
 
 @pytest.mark.parametrize(("name", "value"), [

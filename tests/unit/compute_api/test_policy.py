@@ -8,7 +8,8 @@ import pytest
 
 from common import errors
 from common.context import RequestContext
-from compute_api.policy import RULES, Policy, implied
+from compute_api.compute.policies import COMPUTE_RULES, RULES
+from compute_api.edge.policy import Policy, implied
 
 STOP, LIST_HOSTS, KEYS = (
     "os_compute_api:servers:stop", "os_compute_api:os-services:list", "os_compute_api:os-keypairs:show")
@@ -20,7 +21,7 @@ def caller(*roles: str, project: str = "p", user: str = "u", system: str | None 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return Policy()
+    return Policy(COMPUTE_RULES)
 
 
 @pytest.mark.parametrize(("roles", "rule", "target", "allowed"), [
@@ -53,7 +54,7 @@ def test_a_refusal_names_the_rule(policy: Policy) -> None:
 def test_an_operator_s_file_carries_over(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(f'"{STOP}": "role:operator"\n"{LIST_HOSTS}": "rule:project_reader_api"\n"compute:unknown": "@"\n')
-    made = Policy(str(path))
+    made = Policy(COMPUTE_RULES, str(path))
     assert made.allows(STOP, caller("operator"))
     assert not made.allows(STOP, caller("admin"))
     assert made.allows(LIST_HOSTS, caller("reader"))

@@ -11,8 +11,9 @@ import pytest
 from common import errors
 from common.config import ConfigError
 from common.context import RequestContext
-from compute_api.policy import BASES, RULES, Policy
-from compute_api.policy_names import FORMER, NOT_HERE
+from compute_api.compute.policies import COMPUTE_RULES, FORMER, NOT_HERE, RULES
+from compute_api.edge.policy import Policy
+from compute_api.edge.policy_rules import BASES
 
 STOP, START = "os_compute_api:servers:stop", "os_compute_api:servers:start"
 HOSTS = "os_compute_api:os-services:list"
@@ -29,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def policy(path: Path, text: str) -> Policy:
     path.write_text(text)
-    return Policy(str(path))
+    return Policy(COMPUTE_RULES, str(path))
 
 
 @pytest.mark.parametrize(("text", "line", "reason"), [
@@ -58,10 +59,10 @@ def test_a_broken_file_is_refused_with_its_line(path: Path, text: str, line: int
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{path}: No such file"):
-        Policy(str(path))
+        Policy(COMPUTE_RULES, str(path))
     path.write_bytes(b'"a": "@"\n\xff\n')
     with pytest.raises(ConfigError, match=f"^{path}:2: this is no UTF-8"):
-        Policy(str(path))
+        Policy(COMPUTE_RULES, str(path))
 
 
 @pytest.mark.parametrize(("check", "roles", "allowed"), [
@@ -84,7 +85,7 @@ def test_who_is_an_admin_is_the_operators_word(path: Path) -> None:
 
 
 def test_an_empty_file_changes_nothing(path: Path) -> None:
-    made, default = policy(path, "# nothing yet\n"), Policy()
+    made, default = policy(path, "# nothing yet\n"), Policy(COMPUTE_RULES)
     assert made.in_force == default.in_force
     assert {rule.origin for rule in made.in_force.values()} == {"default"}
 

@@ -2,21 +2,24 @@
 """Every table of the API walked: routes, actions, policy rules, microversions, schemas, fields."""
 from __future__ import annotations
 
+import copy
 import inspect
 
 import jsonschema
 import pytest
 
 from common import states
-from common.store.servers import COLUMNS
-from compute_api import microversions, policy, routes
-from compute_api.fields import Field, cut, render
-from compute_api.microversions import Range
-from compute_api.resources import quota_sets, server_actions, server_groups, services
-from compute_api.routes import ROUTES, Route
-from compute_api.schemas import server_actions as action_schemas
-from compute_api.schemas import servers as server_schemas
-from compute_api.views import aggregates, flavors, hypervisors, instance_actions, keypairs, migrations, servers
+from common.store.servers.servers import COLUMNS
+from compute_api.compute import microversions, routes
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.policies import RULES
+from compute_api.compute.resources import quota_sets, server_action_table, server_groups, services
+from compute_api.compute.routes import ROUTES, Route
+from compute_api.compute.schemas import server_actions as action_schemas
+from compute_api.compute.schemas import servers as server_schemas
+from compute_api.compute.views import aggregates, flavors, hypervisors, instance_actions, keypairs, migrations, servers
+from compute_api.edge.microversions import Range
+from compute_api.edge.validation import VersionedSchema
 
 TABLES = {
     "servers": servers.ONE, "server names": servers.NAMES, "flavors": flavors.FIELDS, "key pairs": keypairs.FIELDS,
@@ -28,9 +31,14 @@ TABLES = {
 NAMED = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path} {route.since}")
 
 
+def points_of(schema: VersionedSchema) -> list[int]:
+    """The versions at which it changes."""
+    return [since for since, _ in schema._changes]
+
+
 @NAMED
 def test_a_route_is_whole(route: Route) -> None:
-    assert route.policy == "" or route.policy in policy.RULES
+    assert route.policy == "" or route.policy in RULES
     assert (route.body is not None) == (route.method in ("POST", "PUT")) or "/tags/" in route.path
     assert microversions.number(route.since) <= microversions.MAX
     wanted = [name.strip("{}") for name in route.path.split("/") if name.startswith("{")]
@@ -45,8 +53,18 @@ def test_a_route_is_whole(route: Route) -> None:
 def test_every_schema_of_a_route_can_be_used(route: Route) -> None:
     for versioned in (route.body, route.query):
         if versioned is not None:
-            for point in (1, *versioned.points(), microversions.MAX):
+            for point in (1, *points_of(versioned), microversions.MAX):
                 jsonschema.Draft202012Validator.check_schema(versioned.at(point).document)
+
+
+@pytest.mark.parametrize("versioned", [
+    *action_schemas.BY_KEY.values(),
+    *(one for route in ROUTES for one in (route.body, route.query) if one is not None)])
+def test_a_schema_is_the_same_in_whatever_order_it_is_made(versioned: VersionedSchema) -> None:
+    points = [1, *points_of(versioned), microversions.MAX]
+    upwards = [copy.deepcopy(versioned._made(point).document) for point in points]
+    downwards = [copy.deepcopy(versioned._made(point).document) for point in reversed(points)]
+    assert upwards == downwards[::-1]
 
 
 def test_no_two_routes_answer_the_same_request() -> None:
@@ -57,7 +75,7 @@ def test_no_two_routes_answer_the_same_request() -> None:
     assert not {(route.method, route.path) for route in ROUTES} & gone
 
 
-def test_operations_without_a_rule_are_those_that_ask_for_one_themselves() -> None:
+def test_operations_without_a_rule_require_one_themselves() -> None:
     own = {route.path for route in ROUTES if not route.policy}
     images = {"/images", "/images/detail", "/images/{image_id}", "/images/{image_id}/metadata",
               "/images/{image_id}/metadata/{key}"}
@@ -78,16 +96,17 @@ def test_a_view_never_has_a_key_twice(name: str) -> None:
 
 def test_every_rule_of_a_view_exists() -> None:
     for table in TABLES.values():
-        assert {field.rule for field in table if field.rule} <= set(policy.RULES)
+        assert {field.rule for field in table if field.rule} <= set(RULES)
 
 
 def test_every_action_that_can_be_asked_has_its_body_and_rule() -> None:
     rows = [row for row in states.ACTIONS if row.key not in (
-        "create", "delete", "softDelete", "diagnostics", "attach_interface", "detach_interface")]
+        "create", "delete", "softDelete", "diagnostics", "attach_interface", "detach_interface",
+        "attach_share", "detach_share")]
     assert {row.key for row in rows} == set(action_schemas.BY_KEY)
-    assert {row.policy for row in states.ACTIONS} <= set(policy.RULES)
-    assert {row.query for row in rows if row.query} == set(server_actions.QUERIES)
-    assert set(server_actions.PREPARERS) <= set(action_schemas.BY_KEY)
+    assert {row.policy for row in states.ACTIONS} <= set(RULES)
+    assert {row.query for row in rows if row.query} == set(server_action_table.QUERIES)
+    assert set(server_action_table.PREPARERS) <= set(action_schemas.BY_KEY)
 
 
 def test_rows_of_one_body_are_answered_alike() -> None:
@@ -103,13 +122,13 @@ def test_rows_of_one_body_are_answered_alike() -> None:
 @pytest.mark.parametrize("key", sorted(action_schemas.BY_KEY))
 def test_every_schema_of_an_action_can_be_used(key: str) -> None:
     versioned = action_schemas.BY_KEY[key]
-    for point in (1, *versioned.points(), microversions.MAX):
+    for point in (1, *points_of(versioned), microversions.MAX):
         document = versioned.at(point).document
         jsonschema.Draft202012Validator.check_schema(document)
         assert document["required"] == [key]
 
 
-def test_every_filter_of_the_query_is_known_to_the_store_or_is_nothing() -> None:
+def test_every_filter_of_servers_is_a_column_or_filters_nothing() -> None:
     known = set(server_schemas.LIST.at(microversions.MAX).document["properties"])
     nothing = {"kernel_id", "ramdisk_id", "ip", "ip6"}
     other = {"limit", "marker", "sort_key", "sort_dir", "all_tenants", "soft_deleted", "deleted", "status", "tags",
@@ -124,10 +143,11 @@ class Row:
 
 def test_a_view_is_cut_by_version_rule_and_kind_of_answer() -> None:
     fields = (Field("a", "a"), Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),
-              Field("secret", "a", rule="r"), Field("late", "b", updated="2.9"), Field("never", "b", updated=None))
+              Field("secret", "a", rule="r"), Field("late", "b", in_updates_since="2.9"),
+              Field("never", "b", in_updates_since=None))
 
     def shown(version: int, *rules: str, change: bool = False) -> dict[str, int]:
-        return render(cut(fields, version, frozenset(rules), change), Row(), 10)
+        return render(visible_fields(fields, version, frozenset(rules), change), Row(), 10)
     assert shown(1) == {"a": 1, "late": 2, "never": 2}
     assert shown(5) == {"a": 1, "b": 12, "late": 2, "never": 2}
     assert shown(7, "r") == {"a": 1, "secret": 1, "late": 2, "never": 2}

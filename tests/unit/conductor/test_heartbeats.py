@@ -10,9 +10,10 @@ import sqlalchemy as sa
 
 from common import states
 from common.models import Heartbeat
-from common.store import schema, services
+from common.store import schema
+from common.store.hosts import services
 from conductor import heartbeats, reports
-from conductor.heartbeats import LOOK, SOON
+from conductor.heartbeats import COMPARE_SOON_SECONDS, LOOK_INTERVAL_SECONDS
 from conductor.sweep import sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Host, Time
@@ -20,11 +21,11 @@ from tests.workflows.simulator import Cloud, Host, Time
 
 @pytest.fixture
 def cloud() -> Cloud:
-    """Hosts that have said hello and what they have, to a conductor that has known them for longer than SOON."""
+    """Hosts that have opened a session, to a conductor that has known them for longer than a minute."""
     time = Time()
     cloud = Cloud(memory_store(time), time)
     cloud.store.write(lambda tx: services.enrol(tx, "c1", services.CONDUCTOR))
-    pass_by(cloud, 2 * SOON)
+    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
     return cloud
 
 
@@ -55,7 +56,7 @@ def beat(cloud: Cloud, host: Host) -> bool:
 
 
 def test_heartbeats_of_all_hosts_cost_two_statements_a_look(cloud: Cloud) -> None:
-    cloud.time.pass_by(LOOK + 1)
+    cloud.time.pass_by(LOOK_INTERVAL_SECONDS + 1)
     with statements(cloud) as said:
         assert [beat(cloud, host) for host in cloud.hosts.values()] == [True, True]
     assert len(said) == 2
@@ -66,10 +67,10 @@ def test_heartbeats_of_all_hosts_cost_two_statements_a_look(cloud: Cloud) -> Non
 
 def test_a_host_without_work_hears_from_nobody_else(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it looks at its domains itself, it syncs only to have them compared."""
-    monkeypatch.setattr(heartbeats, "COMPARE", 300.0)
+    monkeypatch.setattr(heartbeats, "COMPARE_SECONDS", 300.0)
     cloud.create(host="h1", forced=True, networks=[])
     cloud.settle()
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     syncs: list[str] = []
     handle = reports.handle
     monkeypatch.setattr(reports, "handle", lambda engine, said: syncs.extend(one.host for one in said) or handle(
@@ -83,13 +84,13 @@ def test_a_command_or_a_debt_has_its_host_sync(cloud: Cloud) -> None:
     cloud.lose = lambda what: what == "do"
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.advance()
-    cloud.time.pass_by(LOOK)
+    cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
     assert [beat(cloud, host) for host in cloud.hosts.values()] == [False, True]
     cloud.settle()
     cloud.cut.add("h1")
     cloud.ask(server, "delete")
     cloud.advance()
-    cloud.time.pass_by(LOOK)
+    cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
     assert (beat(cloud, cloud.hosts["h2"]), cloud.store.read(lambda tx: tx.execute(sa.select(
         schema.guests.c.wanted)).scalar())) == (True, "absent")
     said = Heartbeat("h1", cloud.hosts["h1"].agent.session)
@@ -105,9 +106,9 @@ def test_another_session_or_an_unknown_host_has_to_sync(cloud: Cloud) -> None:
 def test_domains_that_changed_unseen_are_told_at_the_next_look(cloud: Cloud) -> None:
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, SOON)
-    cloud.hosts["h1"].driver.power_off(server)
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
+    cloud.hosts["h1"].driver.host.power_off(server)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.STOPPED
 
 
@@ -115,13 +116,13 @@ def test_a_state_told_during_an_action_is_compared_soon_after_it(cloud: Cloud) -
     """The guest goes off while an action has the server, which then ends without its host."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(action="a")))
-    cloud.hosts["h1"].driver.power_off(server)
-    pass_by(cloud, SOON)
+    cloud.hosts["h1"].driver.host.power_off(server)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.ACTIVE
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).values(action=None)))
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.STOPPED
 
 
@@ -131,14 +132,14 @@ def test_a_database_that_was_set_back_hears_from_all_hosts_soon(cloud: Cloud, ca
     """Whatever the conductor does first then."""
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
-    pass_by(cloud, 2 * SOON)
+    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
     mine = schema.heartbeats.c.binary == services.CONDUCTOR
     cloud.store.write(lambda tx: (
         tx.execute(sa.update(schema.servers).values(power_state=states.SHUTDOWN, vm_state=states.STOPPED)),
         tx.execute(sa.update(schema.heartbeats).where(mine).values(seen_at=schema.heartbeats.c.seen_at - 3_000_000))))
     if first == "sweep":
         sweep(cloud.engine, cloud.watch, [], True)
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     assert cloud.show(server).vm_state == states.ACTIVE
     assert "set back" in caplog.text
 
@@ -147,12 +148,12 @@ def test_a_host_that_knows_what_the_database_has_lost_makes_all_tell(cloud: Clou
     """The conductor's own sign of life was not among what was lost."""
     one, other = (cloud.create(host=host, forced=True, networks=[])[0] for host in ("h1", "h2"))
     cloud.settle()
-    pass_by(cloud, 2 * SOON)
+    pass_by(cloud, 2 * COMPARE_SOON_SECONDS)
     cloud.hosts["h1"].agent._fences[one] = 9
     cloud.store.write(lambda tx: tx.execute(sa.update(schema.servers).where(schema.servers.c.id == other).values(
         power_state=states.SHUTDOWN, vm_state=states.STOPPED)))
     cloud.ask(one, "os-stop")
-    pass_by(cloud, SOON)
+    pass_by(cloud, COMPARE_SOON_SECONDS)
     assert (cloud.show(one).vm_state, cloud.show(other).vm_state) == (states.STOPPED, states.ACTIVE)
 
 
@@ -160,6 +161,6 @@ def test_while_the_database_says_nothing_no_lease_is_renewed(cloud: Cloud, monke
     def gone(work: object) -> None:
         raise ConnectionError("it is gone")
     monkeypatch.setattr(cloud.store, "read", gone)
-    cloud.time.pass_by(LOOK)
+    cloud.time.pass_by(LOOK_INTERVAL_SECONDS)
     with pytest.raises(ConnectionError):
         beat(cloud, cloud.hosts["h1"])

@@ -2,21 +2,27 @@
 """What moves do with ports, one call at a time: bind ahead, activate, give up, bind elsewhere; each repeated."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from common import errors
+from common.action_args import ActionArgs
 from common.clock import Clock
 from common.models import Interface
 from common.store.engine import Store
 from common.wire import from_wire, to_wire
 from conductor import networks
+from conductor.networks import PortData, PortRun
 from conductor.saga import Engine, Run
 from tests.workflows.networks import Networks
 
-CALLS = (networks.bind_there, networks.activate_there, networks.withdraw_there, networks.forget_source)
+CALLS = (networks.bind_at_destination, networks.activate_at_destination, networks.unbind_destination,
+         networks.unbind_source)
+
+Call = Callable[[Engine, PortRun], None]
 
 
 @dataclass
@@ -53,10 +59,11 @@ class Move:
         described = self.networks.described(made, floating=False)
         self.server = Server([to_wire(one) | {"tag": f"tag{number}"} for number, one in enumerate(described)])
 
-    def run(self, phase: str = "do", **data: Any) -> Run:
-        return Run(Head(phase), self.server, {"source": "h1", "dest": "h2", **data})  # type: ignore[arg-type]
+    def run(self, phase: str = "do", **data: Any) -> PortRun:
+        return Run(Head(phase), self.server, ActionArgs(),  # type: ignore[arg-type]
+                   PortData(source="h1", dest="h2", **data))
 
-    def call(self, call: networks.Call, phase: str = "do", **data: Any) -> Run:
+    def call(self, call: Call, phase: str = "do", **data: Any) -> PortRun:
         run = self.run(phase, **data)
         call(self.engine, run)
         return run
@@ -68,26 +75,26 @@ class Move:
                 for port in self.ports if port in held]
 
 
-def left(run: Run, name: str) -> list[Interface]:
-    return [from_wire(Interface, one) for one in run.left[name]]
+def left(run: PortRun, name: str) -> list[Interface]:
+    return [from_wire(Interface, one) for one in getattr(run.data, name)]
 
 
 def test_ports_are_bound_ahead_then_activated_and_the_source_is_forgotten() -> None:
     move = Move()
     for _ in range(2):
-        run = move.call(networks.bind_there)
+        run = move.call(networks.bind_at_destination)
         assert run.problem is None
         assert [(one.port, one.tag, one.vif_type, one.own) for one in left(run, "arriving")] == [
             (move.ports[0], "tag0", "bridge", True), (move.ports[1], "tag1", "bridge", False)]
         assert [one.bridge for one in left(run, "arriving")] == ["brqn1", "brqn2"]
         assert move.places() == [("h1", ["h2"])] * 2
     for _ in range(2):
-        run = move.call(networks.activate_there)
+        run = move.call(networks.activate_at_destination)
         assert [(one.tag, one.active, one.own) for one in left(run, "plugged")] == [
             ("tag0", True, True), ("tag1", True, False)]
         assert move.places() == [("h2", ["h1"])] * 2
     for _ in range(2):
-        move.call(networks.forget_source)
+        move.call(networks.unbind_source)
         assert move.places() == [("h2", [])] * 2
     assert [move.networks.held[port]["binding:profile"] for port in move.ports] == [
         {"made_by": "kilonova"}, {"own": "yes"}]
@@ -96,46 +103,46 @@ def test_ports_are_bound_ahead_then_activated_and_the_source_is_forgotten() -> N
 def test_withdrawing_leaves_the_ports_as_they_were() -> None:
     move = Move()
     before = move.networks.ports("server")
-    move.call(networks.bind_there)
+    move.call(networks.bind_at_destination)
     assert [port | {"bindings": [], "looks": 0} for port in move.networks.held.values()] == [
         port | {"looks": 0} for port in before]
     for _ in range(2):
-        move.call(networks.withdraw_there, phase="undo")
+        move.call(networks.unbind_destination, phase="undo")
         assert move.places() == [("h1", [])] * 2
-    run = Run(Head("undo"), move.server, {})  # type: ignore[arg-type]
-    networks.withdraw_there(move.engine, run)           # it never had a destination
+    run = Run(Head("undo"), move.server, ActionArgs(), PortData())  # type: ignore[arg-type]
+    networks.unbind_destination(move.engine, run)           # it never had a destination
     assert move.places() == [("h1", [])] * 2
 
 
 def test_a_destination_that_cannot_bind_is_another_hosts_chance() -> None:
     move = Move()
     move.networks.cannot_bind = {"h2"}
-    run = move.call(networks.bind_there)
+    run = move.call(networks.bind_at_destination)
     assert run.problem is not None
     assert run.problem.retryable
     assert "h2" in run.problem.details
-    move.call(networks.withdraw_there, phase="undo")
+    move.call(networks.unbind_destination, phase="undo")
     assert move.places() == [("h1", [])] * 2
 
 
 def test_a_service_that_knows_one_host_a_port_binds_late() -> None:
     move = Move()
     move.networks.one_host_a_port = True
-    run = move.call(networks.bind_there)
+    run = move.call(networks.bind_at_destination)
     assert run.problem is None
     assert [one.bridge for one in left(run, "arriving")] == ["brqn1", "brqn2"]
     assert move.places() == [("h1", [])] * 2
-    move.call(networks.activate_there)
-    move.call(networks.forget_source)
+    move.call(networks.activate_at_destination)
+    move.call(networks.unbind_source)
     assert move.places() == [("h2", [])] * 2
 
 
 def test_a_binding_that_somebody_took_away_is_made_good() -> None:
     move = Move()
-    move.call(networks.bind_there)
+    move.call(networks.bind_at_destination)
     for port in move.ports:
         move.networks.unbind_at(port, "h2")
-    run = move.call(networks.activate_there)
+    run = move.call(networks.activate_at_destination)
     assert move.places() == [("h2", [])] * 2
     assert len(left(run, "plugged")) == 2
 
@@ -152,7 +159,7 @@ def test_a_port_that_its_user_has_removed_is_no_failure(calls: int) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_silent_service_is_asked_again(call: networks.Call) -> None:
+def test_a_silent_service_is_asked_again(call: Call) -> None:
     move = Move()
     move.networks.silent = 1
     with pytest.raises(errors.Unavailable):
@@ -161,9 +168,9 @@ def test_a_silent_service_is_asked_again(call: networks.Call) -> None:
 
 def test_the_owner_of_ports_follows_the_zone() -> None:
     move = Move()
-    move.call(networks.bind_there, zone="south")
+    move.call(networks.bind_at_destination, zone="south")
     assert {port["device_owner"] for port in move.networks.held.values()} == {"compute:north"}
-    move.call(networks.activate_there, zone="south")
+    move.call(networks.activate_at_destination, zone="south")
     assert {port["device_owner"] for port in move.networks.held.values()} == {"compute:south"}
     move.call(lambda engine, run: networks.rebind_to(engine, run, "h1"), zone="south")
     assert {port["device_owner"] for port in move.networks.held.values()} == {"compute:north"}
@@ -173,7 +180,7 @@ def test_the_owner_of_ports_follows_the_zone() -> None:
 
 def test_a_cold_move_binds_to_the_destination_and_back() -> None:
     move = Move()
-    move.call(networks.bind_there)                      # of a move that was given up in its middle
+    move.call(networks.bind_at_destination)                      # of a move that was given up in its middle
     for _ in range(2):
         run = move.call(lambda engine, run: networks.rebind_to(engine, run, "h2"))
         assert [(one.tag, one.active) for one in left(run, "plugged")] == [("tag0", True), ("tag1", True)]
@@ -196,6 +203,6 @@ def test_a_host_that_cannot_bind_fails_the_way_there_and_not_the_way_back() -> N
 def test_what_became_of_the_ports_is_written_and_nobody_waits() -> None:
     move = Move()
     run = move.run(plugged=[{"port": "p", "active": False}])
-    networks.written(None, move.engine, [run])  # type: ignore[arg-type]
+    networks.store_interfaces(None, move.engine, [run])  # type: ignore[arg-type]
     assert run.changes == {"interfaces": [{"port": "p", "active": False}]}
-    assert "paused" not in run.data
+    assert not run.data.paused

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from common import ids
 from common.models import ImageRef, Sync
-from common.store import host_images, schema, services
+from common.store import schema
+from common.store.hosts import host_images, services
 from conductor import prefetch, reports
 from conductor.saga import Engine
 from conductor.sweep import Watch, sweep
@@ -20,7 +21,7 @@ IMAGES = [ImageRef(ids.new(), "raw", 7, properties={"os_type": "linux"}), ImageR
 
 
 class Rig(Cloud):
-    """Two hosts that have said hello, and what they were told to fetch."""
+    """Two hosts that have registered, and what they were told to fetch."""
 
     def __init__(self) -> None:
         time = Time()
@@ -140,7 +141,7 @@ def test_the_sweep_looks_every_few_seconds(rig: Rig) -> None:
     for _ in range(3):
         sweep(rig.engine, watch, [], True)
     assert len(rig.told) == 1
-    rig.time.pass_by(prefetch.PERIOD)
+    rig.time.pass_by(prefetch.PERIOD_SECONDS)
     sweep(rig.engine, watch, [], True)
     assert len(rig.told) == 2
 

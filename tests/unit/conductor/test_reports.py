@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from common import states
 from common.clock import SECOND
 from common.models import Result, Sync
-from common.store import host_states, hosts, schema
+from common.store import schema
+from common.store.hosts import hosts
+from common.store.placement import host_states
 from conductor import reports, runner
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
@@ -64,20 +66,20 @@ def test_reports_of_a_session_that_is_over_are_not_believed(cloud: Cloud) -> Non
 
 
 def test_what_is_left_due_rings_at_once_and_what_waits_does_not(cloud: Cloud) -> None:
-    rung: list[str] = []
-    cloud.engine.ring = rung.append
+    woken: list[str] = []
+    cloud.engine.wake = woken.append
     cloud.create(networks=[])
     runner.advance(cloud.engine)
-    assert rung == []
-    cloud.engine.post.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
+    assert woken == []
+    cloud.engine.messaging.select = lambda specs, fresh: []  # type: ignore[method-assign]  # a scheduler that knows no answer
     cloud.create(networks=[])
     runner.advance(cloud.engine)
-    assert rung == ["inside"]
-    rung.clear()
+    assert woken == ["inside"]
+    woken.clear()
     cloud.create()
-    del cloud.engine.post.select
+    del cloud.engine.messaging.select
     runner.advance(cloud.engine)
-    assert rung == ["network"]
+    assert woken == ["network"]
 
 
 def test_a_host_that_has_more_now_says_so_in_its_session(cloud: Cloud) -> None:

@@ -17,21 +17,22 @@ from common.host_keys import Purpose
 from common.image_tickets import MOST, Gateway, Tickets
 from common.models import Command, Heartbeat, HostInventory, ImageRef, RequestSpec, Selection, Sync
 from common.rpc import scheduler
-from common.store import cleanups, hosts
 from common.store.engine import Store
+from common.store.hosts import hosts
+from common.store.neighbours import cleanups
 from common.vault import Vault
 from common.wire import to_wire
 from conductor import service
-from conductor.freshness import Freshness
 from conductor.saga import Engine
 from conductor.service import Conductor, Messages
+from conductor.sync_cookies import SyncCookies
 from tests.schemas import upgrade
 from tests.waiting import await_true
 from tests.workflows.networks import Networks
 
 SPEC = RequestSpec("s", "p", {"VCPU": 1})
 
-FRESHNESS = Freshness("secret")
+FRESHNESS = SyncCookies("secret")
 
 
 class Wire:
@@ -86,7 +87,7 @@ def test_commands_bring_a_ticket_for_their_images_alone() -> None:
     assert [(method, server) for method, server, _ in wire.casts] == [("do", "h1")] * 2
 
 
-def test_without_a_secret_a_command_that_needs_a_ticket_waits_for_the_hosts_next_sync() -> None:
+def test_command_that_needs_a_ticket_waits_where_no_secret_is() -> None:
     wire = Wire()
     post(wire, key="").do("h1", [command({"id": "i"})])
     assert wire.casts == []
@@ -114,7 +115,7 @@ def test_images_to_fetch_ahead_bring_a_ticket_or_wait() -> None:
 
 def test_cleanups_are_tried_by_a_thread_that_outlives_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
                                                                ) -> None:
-    monkeypatch.setattr(service, "CLEANUP", 0.01)
+    monkeypatch.setattr(service, "CLEANUP_SECONDS", 0.01)
     store, networks = upgrade(Store(f"sqlite:///{tmp_path}/k.db")), Networks()
     engine = Engine(store, Clock(), Wire(), "c1/1")  # type: ignore[arg-type]  # it posts nothing
     store.write(lambda tx: cleanups.add(tx, [{"kind": cleanups.PORTS, "target": "s", "place": "", "args": {},
@@ -173,7 +174,7 @@ def known(tmp_path: Path) -> Iterator[Conductor]:
     """A conductor whose database knows host h1."""
     store = upgrade(Store(f"sqlite:///{tmp_path}/k.db"))
     inventory = HostInventory("QEMU", 7002000, "h1", 1, 1, 1)
-    store.write(lambda tx: hosts.hello(tx, "h1", "boot", inventory))
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", inventory))
     conductor = Conductor(Engine(store, Clock(), Wire(), "c1/1"), post(Wire()), FRESHNESS)  # type: ignore[arg-type]
     taking = threading.Thread(target=conductor.take_reports, daemon=True)
     taking.start()
@@ -187,20 +188,20 @@ def session_of(conductor: Conductor) -> int:
     return conductor.engine.store.read(lambda tx: hosts.sessions(tx, ["h1"]))["h1"]
 
 
-def test_a_hello_that_is_sent_again_begins_no_session(known: Conductor) -> None:
-    hello = Sync("h1", 0, "boot", inventory=HostInventory("QEMU", 7002000, "h1", 1, 1, 1))
-    refused, _ = known.sync(hello)
+def test_a_registration_that_is_sent_again_begins_no_session(known: Conductor) -> None:
+    registration = Sync("h1", 0, "boot", inventory=HostInventory("QEMU", 7002000, "h1", 1, 1, 1))
+    refused, _ = known.sync(registration)
     assert (refused.session, refused.cookie) == (0, FRESHNESS.cookie("h1", session_of(known)))
-    hello = replace(hello, cookie=refused.cookie)
-    answer, _ = known.sync(hello)
+    registration = replace(registration, cookie=refused.cookie)
+    answer, _ = known.sync(registration)
     assert answer.session == session_of(known) != 0
-    assert known.sync(hello)[0].session == 0
+    assert known.sync(registration)[0].session == 0
     assert answer.session == session_of(known)
 
 
 def test_what_a_host_said_long_ago_is_not_taken_in(known: Conductor) -> None:
     session, seen = session_of(known), {"cpu.percent": 0.5}
-    old = Freshness("secret", lambda: time.time() - 600).cookie("h1", session)
+    old = SyncCookies("secret", lambda: time.time() - 600).cookie("h1", session)
     assert known.sync(Sync("h1", session, "boot", metrics=seen, cookie=old))[0].session == 0
     assert not known.heartbeat(Heartbeat("h1", session, cookie=old)).nothing
     answer = known.sync(Sync("h1", session, "boot", cookie=FRESHNESS.cookie("h1", session)))[0]

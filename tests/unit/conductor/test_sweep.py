@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from common.store import services
-from conductor.sweep import JUMP, MOST_DOUBT, Watch, sweep
+from common.store.hosts import services
+from conductor.sweep import MAX_CLOCK_DIFFERENCE_SECONDS, MAX_DOUBT_SECONDS, Watch, sweep
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
 
 class Rig:
-    """Six hosts that have said hello; the conductor has listened long enough to judge."""
+    """Six hosts that have registered; the conductor has listened long enough to judge."""
 
     def __init__(self) -> None:
         self.time, self.watch = Time(), Watch()
@@ -87,7 +87,7 @@ def test_a_jump_of_the_databases_clock_proves_nothing(rig: Rig) -> None:
     rig.cloud.engine.clock = clock = Apart(rig.time)
     rig.rounds(2, ["h1", *MOST])
     clock.jump(3600)
-    assert JUMP < 3600
+    assert MAX_CLOCK_DIFFERENCE_SECONDS < 3600
     assert rig.rounds(20, MOST) == []
     assert rig.is_up("h1")
 
@@ -123,5 +123,5 @@ def test_a_clock_that_stays_where_it_jumped_to_is_believed_later(rig: Rig) -> No
     rig.cloud.engine.clock = clock = Apart(rig.time)
     server = deleted_softly(rig)
     clock.jump(8 * 86400)
-    rig.rounds(int(MOST_DOUBT / 30) + 2, [*rig.cloud.hosts], seconds=30)
+    rig.rounds(int(MAX_DOUBT_SECONDS / 30) + 2, [*rig.cloud.hosts], seconds=30)
     assert is_reclaimed(rig, server)

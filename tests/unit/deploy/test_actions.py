@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from common import states
-from common.store import actions, schema
+from common.store import schema
 from common.store.engine import Store
+from common.store.servers import actions
 from deploy.cli.main import main
 from tests.schemas import upgrade
 from tests.workflows.poison import change

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from common.store import cleanups
 from common.store.engine import Store
+from common.store.neighbours import cleanups
 from deploy.cli.main import main
 from tests.schemas import upgrade
 

@@ -2,18 +2,29 @@
 """The operator's command: what it prints and the status it ends with."""
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from common import config
-from common.store import console_tokens, doctor, guests
-from common.store.engine import Store
+from common.broker_identities import ROLES
+from common.clock import SECOND
+from common.notifications.options import NotificationSettings
+from common.store import doctor, schema, user_data
+from common.store.engine import Store, now
+from common.store.notifications import outbox
+from common.store.servers import console_tokens, guests
+from common.vault import Vault
 from deploy.cli.config import text
 from deploy.cli.doctor import ask_hosts, findings
 from deploy.cli.main import ARGUMENTS, COMMANDS, main, parser
 from tests.schemas import upgrade
 
+FLAVOR = {"id": "f1", "name": "m1.nano", "vcpus": 1, "memory_mb": 64, "root_gb": 1}
 SAMPLE = Path(__file__).resolve().parents[3] / "deploy/samples/kilonova.conf"
 
 
@@ -43,7 +54,8 @@ def test_sample_names_every_option_and_is_itself_a_configuration(tmp_path: Path)
 def test_every_command_can_be_parsed_and_exists(words: tuple[str, ...]) -> None:
     import importlib
     takes_one = any(name in ("host", "id") for name, _ in ARGUMENTS.get(words, ()))
-    options = parser().parse_args([*words, "1"] if takes_one else words)
+    role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
+    options = parser().parse_args([*words, "1"] if takes_one else [*words, *role])
     assert callable(getattr(importlib.import_module(options.module), options.function))
 
 
@@ -63,6 +75,24 @@ def test_who_only_looks_makes_no_database(words: list[str], tmp_path: Path, caps
         assert f"sqlite:///{tmp_path}/not/there/k.db" in told.err and "kilonova database upgrade" in told.err
 
 
+@pytest.mark.parametrize("words", [["config", "sample"], ["--help"]], ids=" ".join)
+def test_whose_reader_has_gone_ends_without_a_word(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run([sys.executable, "-m", "deploy.cli.main", *words], stdout=gone, stderr=subprocess.PIPE,
+                              text=True, check=False, timeout=60, env={**os.environ, "PYTHONUNBUFFERED": ""})
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(options: object) -> int:
+        raise BrokenPipeError("the broker's socket")
+    monkeypatch.setattr("deploy.cli.config.sample", broken)
+    with pytest.raises(BrokenPipeError, match="broker"):
+        main(["config", "sample"])
+
+
 def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(conf), "database", "version"]) == 1
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
@@ -70,6 +100,18 @@ def test_database_upgrade_is_repeatable_and_version_tells(conf: Path, capsys: py
     assert main(["--config", str(conf), "database", "version"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "was empty" in lines[1] and "already" in lines[2]
+
+
+def test_database_upgrade_seals_user_data_with_the_key(conf: Path, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    def seal(store: Store, vault: Vault) -> int:
+        return len(vault.open_text(Vault("key").seal_text("abc")))
+    monkeypatch.setattr(user_data, "seal_user_data", seal)
+    assert main(["--config", str(conf), "database", "upgrade"]) == 0
+    assert "sealed" not in capsys.readouterr().out
+    conf.write_text(f"[DEFAULT]\nsecret_key = key\n{conf.read_text()}")
+    assert main(["--config", str(conf), "database", "upgrade"]) == 0
+    assert "user data of 3 servers" in capsys.readouterr().out
 
 
 def test_consoles_are_listed_and_ended(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +150,12 @@ def test_wrong_value_is_refused_with_the_options_name(conf: Path, capsys: pytest
     assert "port" in capsys.readouterr().err
 
 
+def test_wrong_target_of_vendor_data_is_refused(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf.write_text("[vendor_data]\nproviders = dynamic\ndynamic_targets = https://cmdb.example/\n")
+    assert main(["--config", str(conf), "config", "check"]) == 1
+    assert "[vendor_data] dynamic_targets" in capsys.readouterr().err
+
+
 def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(store)
@@ -117,4 +165,27 @@ def test_doctor_believes_only_what_it_sees_twice(tmp_path: Path) -> None:
     assert doctor.Finding("two-domains", "s", "runs on h1, h2") in steady
     silent: list[str] = []
     assert ask_hosts(store, lambda host, verb, arguments: {}, silent) == {} and silent == []
+    store.close()
+
+
+def test_notifications_that_wait_are_counted_and_found(conf: Path, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--config", str(conf), "database", "upgrade"])
+    main(["--config", str(conf), "status"])
+    assert capsys.readouterr().out.endswith("\nnotifications: 0\n")
+    store = Store(f"sqlite:///{tmp_path}/k.db")
+    store.notify_with(NotificationSettings("api"))
+    for age in (outbox.LATE + 40 * SECOND, 0):
+        store.write(lambda tx: outbox.tell(tx, "f1", FLAVOR, "flavor.create"))
+        store.write(lambda tx, age=age: tx.execute(sa.update(schema.notifications).where(  # type: ignore[misc]
+            schema.notifications.c.id == sa.select(sa.func.max(schema.notifications.c.id)).scalar_subquery()
+        ).values(created_at=now() - age)))
+    main(["--config", str(conf), "status"])
+    assert "\nnotifications: 2\n  the oldest, flavor.create of f1, for 34" in capsys.readouterr().out
+    found = findings(store, dict, pause=0)
+    assert [(one.invariant, one.subject) for one in found] == [("notifications-sent", "outbox")]
+    assert "[oslo_messaging_notifications] transport_url" in found[0].text
+    [first, second] = store.read(lambda tx: list(tx.execute(sa.select(schema.notifications.c.id))))
+    store.write(lambda tx: outbox.strike(tx, [first.id]))
+    assert findings(store, dict, pause=0) == []
     store.close()

@@ -10,9 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from common.models import HostInventory
-from common.store import allocations, guests, hosts, schema, services
-from common.store.departures import Debt, HostState
+from common.store import schema
 from common.store.engine import Store
+from common.store.hosts import hosts, services
+from common.store.hosts.host_contents import Debt, HostState
+from common.store.placement import allocations
+from common.store.servers import guests
 from deploy.cli.debts import LATE, goes, state
 from deploy.cli.main import main
 from tests.schemas import upgrade
@@ -33,7 +36,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(made)
     for name in ("a", "b"):
-        made.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
+        made.write(lambda tx, name=name: hosts.register(tx, name, "boot",
+                                                        HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
     yield made
     made.close()
 
@@ -41,17 +45,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def owe(store: Store, server: str, host: str, consumer: str) -> None:
     """The consumer holds one VCPU and 512 MiB there, and the server's guest is a debt."""
     with store.begin() as tx:
-        wish = allocations.Wish(consumer, "p", "u", {"VCPU": 1, "MEMORY_MB": 512}, [host])
-        allocations.claim(tx, [wish])
-        assert wish.host == host
+        request = allocations.ClaimRequest(consumer, "p", "u", {"VCPU": 1, "MEMORY_MB": 512}, [host])
+        allocations.claim(tx, [request])
+        assert request.host == host
         guests.add(tx, [{"server_id": server, "host": host, "fence": 1,
                          "holder": consumer if consumer != server else None}])
-        guests.owe(tx, server, 2, host=host)
+        guests.add_debt(tx, server, 2, host=host)
 
 
 def test_nothing_is_owed(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(conf), "host", "debts"]) == 0
-    assert capsys.readouterr().out == "no host owes anything\n"
+    assert capsys.readouterr().out == "no host has anything still to remove\n"
     assert main(["--config", str(conf), "host", "debts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -11,8 +11,10 @@ import sqlalchemy as sa
 
 from common import errors, ids
 from common.models import Explanation, Flavor, HostInventory, ImageRef, RequestSpec
-from common.store import actions, hosts, schema, server_groups, servers
+from common.store import schema
 from common.store.engine import Store, now
+from common.store.hosts import hosts
+from common.store.servers import actions, server_groups, servers
 from common.wire import to_wire
 from deploy.cli.explain import explain
 from deploy.cli.main import parser
@@ -36,7 +38,7 @@ class Cloud:
         self.store = Store(f"sqlite:///{folder}/k.db")
         upgrade(self.store)
         for name in ("a", "b", "c"):
-            self.store.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HostInventory(
+            self.store.write(lambda tx, name=name: hosts.register(tx, name, "boot", HostInventory(
                 "QEMU", 7002000, name + ".cloud", 4, 8192, 100)))
         with self.store.begin() as tx:
             tx.execute(sa.insert(schema.flavors).values(created_at=now()), {

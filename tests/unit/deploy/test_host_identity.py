@@ -9,8 +9,8 @@ import pytest
 
 from common.host_keys import Generations, OwnKeys, Purpose, derive
 from common.models import HostInventory
-from common.store import host_keys, hosts, services
 from common.store.engine import Store
+from common.store.hosts import host_keys, hosts, services
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
@@ -22,7 +22,8 @@ class Operator:
         self.conf, self.file, self._capsys = folder / "kilonova.conf", folder / "h1.key", capsys
         self.conf.write_text(
             f"[DEFAULT]\ntransport_url = rabbit://kilonova:S3CRET@broker:5671/\n[database]\nurl = sqlite:///{folder}/k.db\n"
-            "[host_keys]\ncommand_secret = one\nquery_secret = two\n")
+            "[host_keys]\ncommand_secret = one\nquery_secret = two\n"
+        )
 
     def gives(self, *words: str) -> int:
         status = main(["--config", str(self.conf), "host", *words])
@@ -78,7 +79,7 @@ def test_keys_that_are_replaced_count_for_an_hour_or_no_more(operator: Operator,
 
 def test_a_host_is_removed_when_nothing_is_on_it(operator: Operator, store: Store) -> None:
     operator.issues("add")
-    store.write(lambda tx: hosts.hello(tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)))
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("QEMU", 7002000, "h1", 4, 8192, 9)))
     assert operator.gives("remove", "h1") == 0
     assert "rabbitmqctl delete_user kilonova-host-h1" in operator.complained
     assert store.read(host_keys.generations) == {}

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common import ids
 from common.models import HostInventory
-from common.store import host_keys, hosts, schema, services
+from common.store import schema
 from common.store.engine import Store
+from common.store.hosts import host_keys, hosts, services
 from deploy.cli.main import main
 from tests.schemas import upgrade
 
@@ -31,7 +33,7 @@ def store(tmp_path: Path) -> Any:
     made = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(made)
     for name in ("a", "b", "c"):
-        made.write(lambda tx, name=name: hosts.hello(tx, name, "boot", HOST))
+        made.write(lambda tx, name=name: hosts.register(tx, name, "boot", HOST))
         made.write(lambda tx, name=name: host_keys.ensure(tx, name))
     yield made
     made.close()
@@ -114,3 +116,36 @@ def test_a_cloud_without_hosts(conf: Path, tmp_path: Path, capsys: pytest.Captur
     upgrade(empty)
     empty.close()
     assert lines(conf, capsys, status=1)[-1] == "0 hosts, 0 of them take new servers"
+
+
+def fail_build(store: Store, host: str, image: str | None, cause: str, ago: int = 60) -> None:
+    """A server whose build failed on this host so many seconds ago."""
+    server, action, at = ids.new(), ids.new(), store.now() - ago * 1_000_000
+    with store.begin() as tx:
+        tx.execute(sa.insert(schema.servers).values(
+            id=server, project_id="p", user_id="u", name="s", hostname="s", vm_state="error", fence=1, flavor={},
+            flavor_id="1", vcpus=1, memory_mb=1, disk_gb=1, meta={}, tags=[], scheduler_hints={}, security_groups=[],
+            reservation_id="r", image_id=image, created_at=at, updated_at=at))
+        tx.execute(sa.insert(schema.actions).values(
+            id=action, server_id=server, project_id="p", user_id="u", request_id="r", name="create", workflow="create",
+            version=1, args={}, fence=1, state="failed", data={}, created_at=at, updated_at=at))
+        tx.execute(sa.insert(schema.events).values(action_id=action, seq=1, step="build", attempt=1, event="failed",
+                                                   host=host, message=cause, at=at))
+
+
+def test_builds_that_failed_are_told_with_their_causes(conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+                                                       ) -> None:
+    image, another = ids.new(), ids.new()
+    for host in ("a", "a", "b"):
+        fail_build(store, host, image, "The image is damaged.")
+    fail_build(store, "a", another, "The disk is full.")
+    fail_build(store, "c", another, "That was long ago.", ago=3700)
+    found = told(conf, capsys)
+    assert [sum(one["builds"] for one in row["failed_builds"]) for row in found.values()] == [3, 1, 0]
+    assert found["b"]["failed_builds"] == [{"host": "b", "image": image, "cause": "The image is damaged.", "builds": 1}]
+    said = lines(conf, capsys)
+    assert said[1].endswith("3 builds failed there in the last hour: 2 times: The image is damaged.; The disk is full.")
+    assert said[2].endswith("1 builds failed there in the last hour: The image is damaged.")
+    assert "failed" not in said[3]
+    assert said[4:] == [f"image {image}: 3 builds failed on 2 of the hosts in the last hour: "
+                        "3 times: The image is damaged.", "3 hosts, 3 of them take new servers"]

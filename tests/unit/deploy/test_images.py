@@ -59,7 +59,8 @@ def test_scripts_of_guests_are_shell(script: Path) -> None:
 
 def test_tests_have_all_that_the_commands_have_and_no_package_twice_is_asked_for() -> None:
     assert set(packages.for_up()) < set(packages.for_test())
-    assert {"dnsmasq-base", "nftables", "conntrack", "iproute2", "novnc", "dropbear-bin"} <= set(packages.for_up())
+    network = {"dnsmasq-base", "dnsmasq-utils", "nftables", "conntrack", "iproute2"}
+    assert network | {"novnc", "dropbear-bin"} <= set(packages.for_up())
     assert {"chromium", "mmdebstrap", "tcpdump"} <= set(packages.for_test()) - set(packages.for_up())
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compute_api.placement_service.rules import RULES as PLACEMENT
-from compute_api.policy import BASES, RULES
+from compute_api.compute.policies import RULES
+from compute_api.edge.policy_rules import BASES
+from compute_api.placement.policies import RULES as PLACEMENT
 from deploy.cli.main import main
 
 STOP = "os_compute_api:servers:stop"

@@ -14,9 +14,11 @@ from string import hexdigits
 import pytest
 
 from common import config
+from common.tls import of_neighbour
 from deploy import packages, preflight
 from deploy.cloud import Cloud, Ports
 from deploy.commands import down, test, up
+from deploy.configuration import ROLES
 from deploy.progress import Failure, main, run, steps, wait
 from deploy.servers import EVERYWHERE, STEP, free_ports, is_taken
 
@@ -133,6 +135,34 @@ def test_dollar_in_an_address_of_the_operator_is_kept(tmp_path: Path) -> None:
     cloud.prepare()
     assert config.load(str(cloud.config())).database.url == url
     assert "transport_url = rabbit://a:b$$c@127.0.0.1:1/" in cloud.config().read_text()
+
+
+def test_further_options_stand_beside_those_that_follow(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", options=(
+        ("DEFAULT", "shelved_offload_time", -1), ("quota", "driver", "unified")))
+    cloud.prepare()
+    conf = config.load(str(cloud.config()))
+    assert (conf.shelved_offload_time, conf.quota.driver, conf.host) == (-1, "unified", "h1")
+
+
+@pytest.mark.parametrize(("hosts", "driver"), [(("h1",), "memory"), (("h1", "h2"), "libvirt")])
+def test_own_processes_may_ask_the_stand_ins(tmp_path: Path, hosts: tuple[str, ...], driver: str) -> None:
+    """Which speak HTTP, in a lab at an address of this machine that is not loopback."""
+    cloud = Cloud(tmp_path, hosts=hosts, driver=driver, broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud.prepare()
+    for role in ("", *ROLES):
+        of_neighbour(config.load(str(cloud.config(role=role))), "[identity] auth_url", cloud.identity_url)
+        assert config.CONF.identity.allow_plain_text == cloud.is_joined
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_makes_commands_and_tickets_is_in_no_other_roles_file(tmp_path: Path, role: str) -> None:
+    cloud = Cloud(tmp_path, hosts=("h1",), driver="memory", broker_url="rabbit://guest:guest@127.0.0.1:1/")
+    cloud.prepare()
+    own, others = cloud.config().read_text(), cloud.config(role=role).read_text()
+    for name in ("commands", "tickets"):
+        assert cloud.password(name) in own and cloud.password(name) not in others
+    assert cloud.password("queries") in others
 
 
 def test_configuration_and_secrets_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import sqlalchemy as sa
 
 from common.clock import SECOND
 from common.models import HostInventory
-from common.store import departures, hosts, schema, services
-from common.store.departures import HostState
+from common.store import schema
 from common.store.engine import Store
-from deploy.cli import drain
-from deploy.cli.evacuate import too_many
-from deploy.cli.hands import Stop
+from common.store.hosts import host_actions, host_contents, hosts, services
+from common.store.hosts.host_actions import Arguments, Name, Progress, State
+from common.store.hosts.host_contents import HostState
+from conductor.host_actions import too_many_down
+from deploy.cli import host_restore
+from deploy.cli.host_actions import begin
 from deploy.cli.main import main, parser
 from tests.schemas import upgrade
 
@@ -31,7 +33,7 @@ DRAINED = HostState("h1", "uuid", up=True, disabled=True, reason="drained by kil
     (HostState("h1", "uuid", up=False, forced_down=True, fenced=True), {}, "it was fenced"),
     (HostState("h1", "uuid", up=False), {}, "it is silent")])
 def test_what_is_taken_back_and_what_is_not(state: HostState, changes: dict[str, object], stays: str) -> None:
-    found = drain.undo(state)
+    found = host_restore.undo(state)
     assert found.changes == changes and bool(found.said) == bool(changes)
     assert [stays in one for one in found.stays] == ([True] if stays else [])
 
@@ -41,19 +43,37 @@ def store(tmp_path: Path) -> Iterator[Store]:
     (tmp_path / "kilonova.conf").write_text(f"[database]\nurl = sqlite:///{tmp_path}/k.db\n")
     made = Store(f"sqlite:///{tmp_path}/k.db")
     upgrade(made)
-    made.write(lambda tx: hosts.hello(tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
+    made.write(lambda tx: hosts.register(tx, "h1", "boot", HostInventory("QEMU", 7002000, "", 4, 8192, 9)))
     yield made
     made.close()
 
 
+def drain(store: Store) -> str:
+    """Begin a drain, which ends at once; what the command says at its beginning."""
+    said: list[str] = []
+    begin(store, "h1", Name.DRAIN, Arguments(), said.append)
+    end(store)
+    return said[0]
+
+
+def end(store: Store) -> None:
+    """As a conductor would that finds the host empty."""
+    [action] = store.write(lambda tx: host_actions.take(tx, "c1"))
+    assert store.write(lambda tx: host_actions.record(tx, action.id, "c1", [], Progress(), ended=State.DONE))
+
+
 def test_drained_and_restored(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> HostState:
-        return store.read(lambda tx: departures.host_state(tx, "h1"))
+        return store.read(lambda tx: host_contents.host_state(tx, "h1"))
 
     command = ["--config", str(tmp_path / "kilonova.conf"), "host", "restore"]
-    assert "restore h1 takes that back" in store.write(lambda tx: drain.disable(tx, "h1"))
+    assert "restore h1 takes that back" in drain(store)
     assert state().reason.startswith("drained by kilonova host drain since 20")
-    assert "is disabled already: drained by" in store.write(lambda tx: drain.disable(tx, "h1"))
+    begin(store, "h1", Name.DRAIN, Arguments(), lambda text: None)
+    assert main(["--config", str(tmp_path / "kilonova.conf"), "status"]) == 0
+    assert "host actions: 1\n  drain of h1, running: 0 moved, 0 under way, 0 to go\n" in capsys.readouterr().out
+    end(store)
+    assert "is disabled already: drained by" in drain(store)
     assert main([*command, "h1"]) == 0
     assert capsys.readouterr().out.startswith("host h1: enabled (was: drained by kilonova host drain since 20")
     assert not state().disabled and state().reason == ""
@@ -65,9 +85,9 @@ def test_drained_and_restored(store: Store, tmp_path: Path, capsys: pytest.Captu
 
 def test_what_somebody_else_disabled_stays_disabled(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
                                                     ) -> None:
-    uuid = store.read(lambda tx: departures.host_state(tx, "h1")).service
+    uuid = store.read(lambda tx: host_contents.host_state(tx, "h1")).service
     store.write(lambda tx: services.set_state(tx, uuid, disabled=True, disabled_reason="new disk"))
-    assert store.write(lambda tx: drain.disable(tx, "h1")) == "host h1 is disabled already: new disk"
+    assert drain(store) == "host h1 is disabled already: new disk"
     assert main(["--config", str(tmp_path / "kilonova.conf"), "host", "restore", "h1"]) == 1
     assert "openstack compute service set --enable h1 nova-compute" in capsys.readouterr().out
     with store.begin() as tx:
@@ -86,7 +106,7 @@ def cloud(number: int, silent: int = 0, forced: int = 0, late: int = 0) -> list[
     (cloud(5, silent=1), False), (cloud(5, silent=2), True), (cloud(4, silent=3), False), (cloud(10, silent=2), False),
     (cloud(10, silent=2, forced=1), True), (cloud(10, silent=1, late=2), True), (cloud(1, silent=1), False)])
 def test_many_hosts_at_once_are_our_network(hosts: list[HostState], refused: bool) -> None:
-    told = too_many(hosts, 100 * SECOND, 30)
+    told = too_many_down(hosts, 100 * SECOND, 30)
     assert bool(told) is refused and (not refused or "--yes" in told)
 
 
@@ -109,12 +129,3 @@ def test_a_number_that_is_none_is_refused_by_its_option(number: str, capsys: pyt
 def test_live_is_the_default() -> None:
     assert [parser().parse_args(["host", "drain", "h1", *words]).cold for words in ([], ["--live"], ["--cold"])] == [
         False, False, True]
-
-
-def test_the_first_signal_asks_and_the_second_interrupts() -> None:
-    stop = Stop()
-    assert not stop.wanted
-    stop(2, None)
-    assert stop.wanted
-    with pytest.raises(KeyboardInterrupt):
-        stop(2, None)

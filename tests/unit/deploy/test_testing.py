@@ -13,7 +13,18 @@ from deploy.commands import test as command
 from deploy.packages import ROOT
 from deploy.progress import Failure
 from deploy.testing.jobs import SIDE_BY_SIDE, Jobs, Result
-from deploy.testing.plan import ALONE, JOBS, LIMITS_MINUTES, RINGS, SLICES, Job, Slice, job_of, slice_of_commit
+from deploy.testing.plan import (
+    ALONE,
+    JOBS,
+    LIMITS_MINUTES,
+    RINGS,
+    SLICES,
+    Job,
+    Slice,
+    job_of,
+    longest_first,
+    slice_of_commit,
+)
 from tests.selection import job_name, slice_of
 from tests.waiting import await_true
 
@@ -49,6 +60,17 @@ def test_job_of_a_guest_that_moves_is_not_that_of_others() -> None:
     found = [job_of("contract", fixtures, marks, "x").name for fixtures, marks in (
         ({"pair", "tmp_path"}, GUEST), ({"rig"}, GUEST), ({"pair"}, set()), ({"store", "servers"}, set()))]
     assert found == ["contract-moves", "contract-guests", "contract-services", "contract-databases"]
+
+
+def test_guests_that_boot_for_minutes_have_a_cloud_of_their_own() -> None:
+    assert [job_of("e2e", fixtures, set(), "x").name for fixtures in (
+        {"debians", "cloud", "first_up"}, {"cloud", "first_up"})] == ["e2e-debian", "e2e-cloud"]
+
+
+def test_jobs_are_started_the_longest_first() -> None:
+    assert {*longest_first(JOBS)} == {*JOBS} and all(job.seconds for job in JOBS)
+    assert [job.name for job in longest_first([Job("unit", "a", seconds=1), Job("unit", "b"),
+                                               Job("unit", "c", seconds=3)])] == ["c", "a", "b"]
 
 
 class Marked:

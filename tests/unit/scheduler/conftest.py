@@ -16,7 +16,7 @@ from common.store import schema
 from common.store.engine import Store
 from scheduler import service
 from scheduler.columns import seed
-from scheduler.select import Options
+from scheduler.selection import SelectionOptions
 from scheduler.snapshot import Numbers, Snapshot, Stock
 from tests.schemas import upgrade
 
@@ -119,7 +119,7 @@ def conf(**values: object) -> cfg.ConfigOpts:
     return made
 
 
-def options(**values: object) -> Options:
+def options(**values: object) -> SelectionOptions:
     """What the scheduler makes of that configuration. hosts: instead of [conductor] max_attempts."""
     hosts = values.pop("hosts", 3)
     return service.options(conf(**values, conductor__max_attempts=hosts))

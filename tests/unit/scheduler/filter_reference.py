@@ -2,7 +2,7 @@
 """What each filter means, said of one host at a time: the slow and obvious way, written beside Nova's documentation.
 
 ``REFERENCE`` has one plain function a filter: may this host take a server of this request? It shares no code with
-``scheduler.filters``; only the place of a guest on a host's cells and devices is asked of ``common.numa`` by both.
+``scheduler.filters``; only the place of a guest on a host's NUMA nodes and devices is asked of ``common.numa`` by both.
 """
 from __future__ import annotations
 
@@ -244,19 +244,19 @@ def asked(spec: RequestSpec) -> Hardware | None:
 
 def numa_topology(host: Host, spec: RequestSpec, world: World) -> bool:
     wanted = asked(spec)
-    if wanted is None or not (wanted.cells or wanted.dedicated):
+    if wanted is None or not (wanted.numa_nodes or wanted.dedicated):
         return wanted is not None
-    return numa.fit(host.cells, host.devices, host.held, wanted) is not None
+    return numa.fit(host.numa_nodes, host.devices, host.held, wanted) is not None
 
 
 def pci_passthrough(host: Host, spec: RequestSpec, world: World) -> bool:
     """One kind of devices is asked for at a time here, so counting those that are free is enough."""
     wanted = asked(spec)
-    for wish in wanted.devices if wanted else ():
-        held = [address for fitting in host.held for address in fitting.devices]
+    for request in wanted.devices if wanted else ():
+        held = [address for assignment in host.held for address in assignment.devices]
         free = [device for device in host.devices
-                if (device.vendor, device.product) in wish.kinds and device.address not in held]
-        if len(free) < wish.count:
+                if (device.vendor, device.product) in request.kinds and device.address not in held]
+        if len(free) < request.count:
             return False
     return wanted is not None
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from common.models import Cell, Device, FittedCell, Fitting, Flavor, RequestSpec
+from common.models import AssignedNumaNode, Device, Flavor, HardwareAssignment, NumaNode, RequestSpec
 from scheduler.hosts import seed
 from scheduler.snapshot import Aggregate, Group, Parts, Snapshot, Stock
 
@@ -35,9 +35,9 @@ class Host:
     units: dict[str, tuple[int, int, int]] = field(default_factory=dict)    # -> least, most, step of one consumer
     traits: set[str] = field(default_factory=set)
     in_group: int = 0
-    cells: list[Cell] = field(default_factory=list)
+    numa_nodes: list[NumaNode] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
-    held: list[Fitting] = field(default_factory=list)
+    held: list[HardwareAssignment] = field(default_factory=list)
     aggregates: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -89,8 +89,8 @@ def columns(world: World) -> Snapshot:
         kinds=numbers([facts.index(host.facts) for host in hosts]), facts=list(facts),
         aggregates=[Aggregate(number, f"secret{number}", meta, flags([meta in host.aggregates for host in hosts]))
                     for number, meta in enumerate(metas)],
-        parts={row: Parts(host.cells, host.devices, host.held) for row, host in enumerate(hosts)
-               if host.cells or host.devices},
+        parts={row: Parts(host.numa_nodes, host.devices, host.held) for row, host in enumerate(hosts)
+               if host.numa_nodes or host.devices},
         groups={"group": Group(world.policy, world.most, {
             row: host.in_group for row, host in enumerate(hosts) if host.in_group})} if world.policy else {},
         places=world.places)
@@ -191,13 +191,13 @@ def _add_parts(draw: st.DrawFn, host: Host) -> None:
     cpus = iter(range(100))
     for number in range(draw(st.integers(0, 2))):
         pcpus = [next(cpus), next(cpus)]
-        host.cells.append(Cell(number, [], pcpus, 4096, [[cpu] for cpu in pcpus], {"4": 4096 * 256}))
+        host.numa_nodes.append(NumaNode(number, [], pcpus, 4096, [[cpu] for cpu in pcpus], {"4": 4096 * 256}))
     for number in range(draw(st.integers(0, 3))):
         host.devices.append(Device(f"0000:81:00.{number}", "10de", draw(st.sampled_from(["1db4", "1db5"]))))
     if host.devices and draw(st.booleans()):
-        host.held.append(Fitting(devices=[host.devices[0].address]))
-    if host.cells and draw(st.booleans()):
-        host.held.append(Fitting([FittedCell(0, [0], {"0": host.cells[0].pcpus[0]}, 64)]))
+        host.held.append(HardwareAssignment(devices=[host.devices[0].address]))
+    if host.numa_nodes and draw(st.booleans()):
+        host.held.append(HardwareAssignment([AssignedNumaNode(0, [0], {"0": host.numa_nodes[0].pcpus[0]}, 64)]))
 
 
 EXTRA_SPECS = st.builds(

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from common.models import Cell, Device, FittedCell, Fitting, RequestSpec
+from common.models import AssignedNumaNode, Device, HardwareAssignment, NumaNode, RequestSpec
 from common.store import schema
 from common.wire import to_wire
-from scheduler.hosts import Hosts, Wants
+from scheduler.columns import Shared
+from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals
-from scheduler.shared import Shared
 from tests.unit.scheduler.conftest import Cloud, options
 
 ONE = {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 10}
@@ -24,7 +24,7 @@ def request(server: str = "s", **more: object) -> RequestSpec:
 
 
 def hosts_of(cloud: Cloud, **wants: Any) -> Hosts:
-    hosts = Hosts(cloud.store, cloud.clock, Wants(**wants))
+    hosts = Hosts(cloud.store, cloud.clock, ReadOptions(**wants))
     hosts.refresh()
     return hosts
 
@@ -46,10 +46,11 @@ def describe(cloud: Cloud, name: str, **values: Any) -> sa.Insert:
         "facts": {"supported_instances": [["x86_64", "kvm", "hvm"]]}, "created_at": now, "updated_at": now, **values})
 
 
-def guest(cloud: Cloud, server: str, host: str, wanted: str = "running", fitting: Fitting | None = None) -> sa.Insert:
+def guest(cloud: Cloud, server: str, host: str, wanted: str = "running",
+          assignment: HardwareAssignment | None = None) -> sa.Insert:
     return sa.insert(schema.guests).values(
         server_id=server, host=host, fence=1, wanted=wanted, may_run=True, changed_at=cloud.clock.micros(),
-        fitting=None if fitting is None else to_wire(fitting))
+        assignment=None if assignment is None else to_wire(assignment))
 
 
 def server(cloud: Cloud, key: str, host: str | None, project: str = "p", **values: Any) -> sa.Insert:
@@ -155,22 +156,22 @@ def test_traits_are_masks(cloud: Cloud) -> None:
 
 
 def test_parts_and_who_holds_them(cloud: Cloud) -> None:
-    cells = to_wire([Cell(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
+    numa_nodes = to_wire([NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)])
     for name in ("a", "b", "c", "d"):
         cloud.host(name)
-        change(cloud, name, describe(cloud, name, cells=cells if name != "d" else [], devices=to_wire([GPU])
+        change(cloud, name, describe(cloud, name, numa_nodes=numa_nodes if name != "d" else [], devices=to_wire([GPU])
                                      if name in ("a", "b") else []))
-    fitting = Fitting([FittedCell(0, cpus=[0], pins={"0": 2}, memory_mb=128)], [GPU.address])
-    change(cloud, "b", guest(cloud, "s", "b", fitting=fitting), guest(cloud, "t", "b", wanted="absent"))
+    assignment = HardwareAssignment([AssignedNumaNode(0, cpus=[0], pins={"0": 2}, memory_mb=128)], [GPU.address])
+    change(cloud, "b", guest(cloud, "s", "b", assignment=assignment), guest(cloud, "t", "b", wanted="absent"))
     hosts = hosts_of(cloud)
     snapshot = hosts.snapshot()
     assert sorted(snapshot.parts) == [0, 1, 2] and 3 not in snapshot.parts
     assert (snapshot.parts[0].devices, list(snapshot.parts[0].held)) == ([GPU], [])
-    assert (snapshot.parts[1].held, snapshot.parts[1].cells) == ([fitting], snapshot.parts[0].cells)
+    assert (snapshot.parts[1].held, snapshot.parts[1].numa_nodes) == ([assignment], snapshot.parts[0].numa_nodes)
     assert snapshot.parts[1] is snapshot.parts[1]
     assert snapshot.servers.tolist() == [0, 2, 0, 0] and snapshot.devices.tolist() == [1, 0, 0, 0]
-    snapshot.take("a", ONE, fitting=fitting)
-    assert snapshot.parts[0].held == [fitting] and snapshot.devices[0] == 0
+    snapshot.take("a", ONE, assignment=assignment)
+    assert snapshot.parts[0].held == [assignment] and snapshot.devices[0] == 0
     assert not hosts.snapshot().parts[0].held
     change(cloud, "b", sa.delete(schema.guests))
     hosts.refresh(at_once=True)

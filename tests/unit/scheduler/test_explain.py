@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.models import RequestSpec
-from scheduler.explain import explain
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
+from scheduler.selection import explain
 from scheduler.snapshot import Group, Snapshot
 from tests.unit.scheduler.conftest import Cloud, options
 

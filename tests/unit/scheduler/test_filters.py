@@ -13,7 +13,7 @@ import pytest
 from oslo_config import cfg
 
 from common import config
-from common.models import Cell, Device, FittedCell, Fitting, Flavor, RequestSpec
+from common.models import AssignedNumaNode, Device, Flavor, HardwareAssignment, NumaNode, RequestSpec
 from scheduler import filters
 from scheduler.filters import Check
 from scheduler.snapshot import Snapshot
@@ -293,16 +293,17 @@ def test_a_limit_that_is_no_number_takes_the_others_of_that_host_with_it() -> No
 
 
 def test_room_for_guests_with_parts_of_the_host_is_counted_as_far_as_it_matters() -> None:
-    cell = Cell(0, [], [0, 1, 2, 3, 4], 4096, [[cpu] for cpu in range(5)])
-    hosts = [Host("host0", cells=[cell]), Host("host1", cells=[cell]), Host("host2"),
-             Host("host3", cells=[cell], held=[Fitting([FittedCell(0, [0], {"0": 3}, 64)])], up=False)]
+    numa_node = NumaNode(0, [], [0, 1, 2, 3, 4], 4096, [[cpu] for cpu in range(5)])
+    hosts = [Host("host0", numa_nodes=[numa_node]), Host("host1", numa_nodes=[numa_node]), Host("host2"),
+             Host("host3", numa_nodes=[numa_node], held=[HardwareAssignment([AssignedNumaNode(0, [0], {"0": 3}, 64)])],
+                  up=False)]
     dedicated = request(flavor=Flavor("2", "own", 2, 64, 0, extra_specs={"hw:cpu_policy": "dedicated"}))
     assert rooms(hosts, dedicated) == [2, 2, 0, 2]
     assert rooms(hosts, dedicated, count=1) == [1, 1, 0, 1]
     assert told(hosts, dedicated, "ComputeFilter")[""] == (
-        "not heard from, without a place for a guest with 1 NUMA cell with 64 MiB, 2 CPUs of its own")
+        "not heard from, without a place for a guest with 1 NUMA node with 64 MiB, 2 CPUs of its own")
     cards = [Device(f"0000:81:00.{number}", "10de", "1db4") for number in range(5)]
-    cards_held = [Fitting(devices=[cards[0].address, cards[1].address])]
+    cards_held = [HardwareAssignment(devices=[cards[0].address, cards[1].address])]
     hosts = [Host("host0", devices=cards), Host("host1", devices=cards, held=cards_held), Host("host2")]
     wanted = request(flavor=replace(SMALL, extra_specs={"kilonova:devices": "gpu=10de:1db4:2"}))
     assert rooms(hosts, wanted) == [2, 1, 0]

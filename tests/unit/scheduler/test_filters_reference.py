@@ -14,7 +14,7 @@ from common import hardware, numa
 from common.models import RequestSpec
 from scheduler import filters
 from scheduler.filters import Check, hosts, placement
-from scheduler.filters.parts import parts
+from scheduler.filters.placement import parts
 from scheduler.snapshot import Mask, Snapshot
 from tests.unit.scheduler import filter_reference as reference
 from tests.unit.scheduler.filter_world import REQUESTS, Host, World, columns, worlds
@@ -111,7 +111,7 @@ def placed(world: World, host: Host, spec: RequestSpec, name: str) -> int:
                 host.free[resource_class] -= amount
         if spec.flavor is not None:
             wanted = hardware.hardware(spec.flavor, spec.image_properties)
-            fitting = numa.fit(host.cells, host.devices, host.held, wanted)
-            assert fitting is not None
-            host.held.append(fitting)
+            assignment = numa.fit(host.numa_nodes, host.devices, host.held, wanted)
+            assert assignment is not None
+            host.held.append(assignment)
     return count

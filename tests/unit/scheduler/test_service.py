@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.service import options, wants
+from scheduler.service import options, read_options
 from tests.unit.scheduler.conftest import conf
 
 
@@ -20,10 +20,10 @@ def test_defaults_become_options() -> None:
 
 
 def test_only_what_somebody_looks_at_is_read() -> None:
-    assert (wants(conf()).metrics, wants(conf()).images) == (False, False)
-    assert wants(conf(metrics__weight_setting=["cpu.percent=-1"])).metrics
-    assert wants(conf(image_props_weight_multiplier=1.0)).images
-    assert wants(conf(build_failure_pause=60, default_availability_zone="az1")).pause == 60
+    assert (read_options(conf()).metrics, read_options(conf()).images) == (False, False)
+    assert read_options(conf(metrics__weight_setting=["cpu.percent=-1"])).metrics
+    assert read_options(conf(image_props_weight_multiplier=1.0)).images
+    assert read_options(conf(build_failure_pause=60, default_availability_zone="az1")).pause == 60
 
 
 def test_metrics_are_required_when_the_operator_says_so() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from common.models import Flavor, RequestSpec
 from scheduler import weighers
-from scheduler.score import scores
-from scheduler.select import select
+from scheduler.selection import select
 from scheduler.snapshot import Aggregate, Group, ImageOnHosts, Snapshot
+from scheduler.weighers import scores
 from tests.unit.scheduler.conftest import conf, options
 
 NANO = {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}

@@ -4,6 +4,7 @@ client.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,20 @@ from typing import Any
 import pytest
 from falcon.testing import Result, TestClient
 
+from compute_api.metadata.proxy_headers import host_key
 from deploy.standalone.database import Database
 from deploy.standalone.identity import app as identity_app
 from deploy.standalone.identity import schema as identity_schema
 from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.gate import Gate
+from deploy.standalone.identity.service import IdentityService
 from deploy.standalone.image import app as image_app
 from deploy.standalone.image import schema as image_schema
-from deploy.standalone.image.files import Files
-from deploy.standalone.image.shelf import Shelf
+from deploy.standalone.image.files import ImageFiles
+from deploy.standalone.image.store import ImageStore
 from deploy.standalone.network import app as network_app
 from deploy.standalone.network import schema as network_schema
-from deploy.standalone.network.fabric import Fabric, Settings
+from deploy.standalone.network.fabric import Fabric, NetworkSettings
+from deploy.standalone.network.host_keys import HEADER, wiring_key
 
 PASSWORD = "correct horse"
 
@@ -42,7 +45,7 @@ class Identity:
 
     def __init__(self, database: Database) -> None:
         self.clock = Clock()
-        self.client = TestClient(identity_app.build(Gate(database, timedelta(hours=12), self.clock)))
+        self.client = TestClient(identity_app.build(IdentityService(database, timedelta(hours=12), self.clock)))
 
     def login(self, scope: Any = None, **user: Any) -> Result:
         person = {"name": "admin", "domain": {"id": "default"}, "password": PASSWORD} | user
@@ -92,7 +95,7 @@ class Images:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     folder: Path = tmp_path_factory.mktemp("image")
     database = Database(folder / "images.db", image_schema.METADATA)
-    yield Images(TestClient(image_app.build(Shelf(database, Files(folder / "images", 1024)))))
+    yield Images(TestClient(image_app.build(ImageStore(database, ImageFiles(folder / "images", 1024)))))
     database.close()
 
 
@@ -100,12 +103,25 @@ class Network:
     """The network service as keystonemiddleware lets it see a person: a member of "mine" if nobody else is named."""
 
     def __init__(self, fabric: Fabric) -> None:
+        fabric.settings = replace(fabric.settings, host_secret="a secret of the services")
         self.fabric = fabric
         self._client = TestClient(network_app.build(fabric))
 
     def call(self, method: str, path: str, body: Any = None, project: str = "mine", role: str = "member") -> Result:
         headers = {"X-Identity-Status": "Confirmed", "X-Roles": role, "X-Project-Id": project}
         return self._client.simulate_request(method, f"/v2.0{path}", headers=headers, json=body)
+
+    def host(self, method: str, path: str, host: str, body: Any = None, key_of: str = "") -> Result:
+        """What a host is answered below /kilonova/hosts/NAME, with its key or another host's."""
+        key = wiring_key(host_key(self.fabric.settings.host_secret, key_of or host))
+        return self._client.simulate_request(method, f"/v2.0/kilonova/hosts/{host}{path}", json=body,
+                                             headers={HEADER: key})
+
+    def told(self, host: str) -> Any:
+        """The description of a host."""
+        answer = self.host("GET", "/description", host)
+        assert answer.status_code == 200, answer.text
+        return answer.json
 
     def get(self, path: str, **who: str) -> Any:
         """What a GET answers that goes well."""
@@ -146,5 +162,5 @@ class Network:
 def network(tmp_path: Path) -> Iterator[Network]:
     """A network service without hosts."""
     database = Database(tmp_path / "network.db", network_schema.METADATA)
-    yield Network(Fabric(database, Settings(has_hosts=False)))
+    yield Network(Fabric(database, NetworkSettings(has_hosts=False)))
     database.close()

@@ -31,7 +31,7 @@ def named(database: Database) -> list[tuple[str, str]]:
             select(services.type, endpoints.url).join_from(schema.services, schema.endpoints)))
 
 
-def test_service_that_is_no_more_has_no_endpoint_until_it_is_back(database: Database) -> None:
+def test_removed_service_has_no_endpoint_until_it_is_back(database: Database) -> None:
     image, both = [*IMAGE.items()] * 3, [*IMAGE.items()] * 3 + [*NETWORK.items()] * 3
     for endpoints, without, left in ((IMAGE | NETWORK, (), both), (IMAGE, (), both), (IMAGE, ("network",), image),
                                      (IMAGE, ("network",), image), (IMAGE | NETWORK, (), both)):

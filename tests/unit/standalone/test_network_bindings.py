@@ -26,20 +26,20 @@ def cloud(tmp_path: Path) -> Iterator[Network]:
     cloud = Network(Fabric(database))
     for number, host in enumerate(HOSTS, 1):
         told(cloud, host)
-        cloud.call("PUT", f"/kilonova/hosts/{host}", {"revision": 0, "tunnel_address": f"192.0.2.{number}"}, **SERVICE)
+        cloud.host("PUT", "", host, {"revision": 0, "tunnel_address": f"192.0.2.{number}"})
         cloud.fabric.hosts.acknowledge(host, 10**9)      # nobody waits for it
     yield cloud
     database.close()
 
 
 def told(cloud: Network, host: str) -> Any:
-    return cloud.get(f"/kilonova/hosts/{host}/description", **SERVICE)
+    return cloud.told(host)
 
 
 def wire(cloud: Network, host: str, **failed: str) -> None:
     """The host has applied all that it was told."""
     body = {"revision": told(cloud, host)["revision"], "failed": failed}
-    assert cloud.call("PUT", f"/kilonova/hosts/{host}", body, **SERVICE).status_code == 204
+    assert cloud.host("PUT", "", host, body).status_code == 204
     cloud.fabric.hosts.acknowledge(host, 10**9)
 
 
@@ -71,7 +71,7 @@ def events(cloud: Network) -> list[str]:
         return [row.name for row in connection.execute(sa.select(schema.events).order_by(schema.events.c.id))]
 
 
-def test_a_second_binding_is_wired_and_the_port_shows_nothing_of_it(cloud: Network) -> None:
+def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None:
     port, network = server_port(cloud)
     before, said = shown(cloud, port), events(cloud)
     made = ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"a": "b"}, vnic_type="normal")
@@ -89,7 +89,7 @@ def test_a_second_binding_is_wired_and_the_port_shows_nothing_of_it(cloud: Netwo
     assert (shown(cloud, port), events(cloud)) == (before, said)
 
 
-def test_activation_changes_places_and_no_host_has_anything_to_do(cloud: Network) -> None:
+def test_activation_swaps_bindings_without_host_revisions(cloud: Network) -> None:
     port, _ = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"of": "h2"})
     wire(cloud, "h2")
@@ -108,7 +108,7 @@ def test_activation_changes_places_and_no_host_has_anything_to_do(cloud: Network
     assert shown(cloud, port)["status"] == "ACTIVE"
 
 
-def test_what_is_activated_before_it_is_wired_is_active_when_it_is(cloud: Network) -> None:
+def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
     port, _ = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     ask(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
@@ -119,7 +119,7 @@ def test_what_is_activated_before_it_is_wired_is_active_when_it_is(cloud: Networ
     assert shown(cloud, port)["status"] == "ACTIVE"
 
 
-def test_what_could_not_be_wired_is_not_active(cloud: Network) -> None:
+def test_port_that_failed_to_wire_is_not_active(cloud: Network) -> None:
     port, _ = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     wire(cloud, "h2", **{port: "no bridge"})
@@ -127,7 +127,7 @@ def test_what_could_not_be_wired_is_not_active(cloud: Network) -> None:
     assert shown(cloud, port)["status"] == "DOWN"
 
 
-def test_what_is_refused_says_so_in_neutrons_words(cloud: Network) -> None:
+def test_refusal_has_neutrons_error_type(cloud: Network) -> None:
     port, network = server_port(cloud)
     mine = f"/ports/{port}/bindings"
     ask(cloud, "POST", mine, 201, host="h2")
@@ -151,7 +151,7 @@ def test_what_is_refused_says_so_in_neutrons_words(cloud: Network) -> None:
     assert places(cloud, port) == {"h1": "ACTIVE", "h2": "INACTIVE"}
 
 
-def test_lists_are_filtered_and_a_binding_keeps_what_its_user_says(cloud: Network) -> None:
+def test_bindings_are_filtered_and_keep_their_profile(cloud: Network) -> None:
     port, _ = server_port(cloud)
     mine = f"/ports/{port}/bindings"
     ask(cloud, "POST", mine, 201, host="h2")
@@ -165,7 +165,7 @@ def test_lists_are_filtered_and_a_binding_keeps_what_its_user_says(cloud: Networ
 
 
 @pytest.mark.parametrize("host", ["h2", "h3", ""])
-def test_who_says_the_place_in_one_word_says_all_of_it(cloud: Network, host: str) -> None:
+def test_host_id_of_port_replaces_all_bindings(cloud: Network, host: str) -> None:
     port, _ = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     cloud.change("port", port, role="service", name="the place is not spoken of")
@@ -185,7 +185,7 @@ def test_a_port_goes_with_all_its_bindings(cloud: Network) -> None:
         assert connection.execute(sa.select(schema.inactive_bindings)).all() == []
 
 
-def test_what_concerns_a_port_concerns_every_host_that_it_is_bound_to(cloud: Network) -> None:
+def test_port_change_concerns_every_bound_host(cloud: Network) -> None:
     port, network = server_port(cloud)
     ask(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     group = cloud.create("security_group", name="web")["id"]

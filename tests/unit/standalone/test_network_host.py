@@ -2,11 +2,11 @@
 """What the network's host part makes of a description, without a kernel: names, rules, files, and hostile input."""
 from __future__ import annotations
 
-import copy
 import hmac
 import itertools
+import re
 import uuid
-from ipaddress import IPv4Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.standalone.network.host.description import Description, parse
-from deploy.standalone.network.host.desired import Desired, Place, Space, desire
-from deploy.standalone.network.host.leases import moved, release, stale
-from deploy.standalone.network.host.ledger import HIGHEST, Ledger, assign
-from deploy.standalone.network.host.metadata import Upstream
-from deploy.standalone.network.host.names import LONGEST_DEVICE, Names, bridge, tap
-from deploy.standalone.network.host.nft import changes, whole
+from deploy.standalone.network.host.desired import DesiredState, HostPlace, Namespace, desire
+from deploy.standalone.network.host.dnsmasq_processes import reassigned, stale_leases
+from deploy.standalone.network.host.metadata import MetadataUpstream
+from deploy.standalone.network.host.names import Names, bridge, tap
+from deploy.standalone.network.host.state import MAX_NUMBER, StateFolder, assign
 
 NETWORK, PORT, ROUTER, SUBNET = (str(uuid.UUID(int=number << 100)) for number in (1, 2, 3, 4))
 OUTSIDE = str(uuid.UUID(int=5 << 100))
+MAX_DEVICE_NAME = 15      # characters
 GROUP = str(uuid.UUID(int=6 << 100))
 NAMES = Names("abcdef")
-PLACE = Place(NAMES, ip_address("192.168.5.1"), external_gateway=True)
+PLACE = HostPlace(NAMES, ip_address("192.168.5.1"), external_gateway=True)
 
 
 def told() -> dict[str, Any]:
@@ -53,24 +53,37 @@ def told() -> dict[str, Any]:
             "floating": [{"floating": "172.24.4.9", "fixed": "10.0.0.5"}], "routes": []}}}
 
 
-def desired(tree: dict[str, Any], ports: dict[str, int] | None = None) -> Desired:
+def desired(tree: dict[str, Any], ports: dict[str, int] | None = None) -> DesiredState:
     taken = parse(tree)
     return desire(PLACE, taken, assign(ports or {}, taken.ports), assign({}, [bridge(one) for one in taken.networks]))
 
 
 def rules_of(tree: dict[str, Any]) -> str:
-    return whole(desired(tree).rules)
+    return desired(tree).rules
 
 
-def space(tree: dict[str, Any], start: str) -> Space:
-    return next(one for one in desired(tree).spaces if one.name.startswith(f"{NAMES.spaces}{start}"))
+def chains_of(tree: dict[str, Any], start: tuple[str, ...]) -> dict[str, list[str]]:
+    """The statements of the chains whose names begin so."""
+    found = re.findall(r"^  chain (\w+) {\n(.*?)^  }\n", rules_of(tree), re.MULTILINE | re.DOTALL)
+    return {name: [line.strip() for line in lines.splitlines()] for name, lines in found if name.startswith(start)}
+
+
+def elements_of(tree: dict[str, Any], name: str) -> list[str]:
+    """The elements of a set or map."""
+    found = re.search(rf"^  (?:set|map) {name} {{ [^;]+;(?: elements = {{ (.*) }};)? }}$", rules_of(tree), re.MULTILINE)
+    assert found is not None
+    return found[1].split(", ") if found[1] else []
+
+
+def space(tree: dict[str, Any], start: str) -> Namespace:
+    return next(one for one in desired(tree).namespaces if one.name.startswith(f"{NAMES.namespaces}{start}"))
 
 
 @given(st.uuids(), st.integers(1, 2**24 - 1))
 def test_no_device_has_a_name_that_is_too_long(id_: uuid.UUID, vni: int) -> None:
     text = str(id_)
     ours = [NAMES.vxlan(vni), NAMES.dhcp(text), NAMES.plug(text, text), *NAMES.gateway(text)]
-    assert max(map(len, [*ours, bridge(text), tap(text)])) <= LONGEST_DEVICE
+    assert max(map(len, [*ours, bridge(text), tap(text)])) <= MAX_DEVICE_NAME
     assert len({*ours, bridge(text), tap(text)}) == 7
     assert all(map(NAMES.is_ours, ours))
     assert not any(map(Names("abcdee").is_ours, [*ours, bridge(text), tap(text)]))
@@ -89,20 +102,20 @@ def test_numbers_stay_and_are_not_reused_at_once(before: dict[str, int], wanted:
     assert len(set(after.values())) == len(after)
     assert {name: after[name] for name in wanted & set(before)} == {name: before[name] for name in wanted & set(before)}
     assert not {after[name] for name in wanted - set(before)} & set(before.values())
-    assert all(0 < number < HIGHEST for number in after.values())
+    assert all(0 < number < MAX_NUMBER for number in after.values())
 
 
-def test_the_ledger_survives_what_was_cut_off(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.number([PORT], ["brq1"])
-    ledger.keep_description({"revision": 3})
-    again = Ledger(tmp_path)
+def test_the_state_folder_survives_what_was_cut_off(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    state.number([PORT], ["brq1"])
+    state.save_description({"revision": 3})
+    again = StateFolder(tmp_path)
     assert (again.ports, again.zones, again.description()) == ({PORT: 1}, {"brq1": 1}, {"revision": 3})
     again.number([], ["brq2"])
     assert again.zones == {"brq1": 1, "brq2": 2}
     again.forget(["brq1"])
     (tmp_path / "description.json").write_text('{"revi')
-    assert (Ledger(tmp_path).zones, Ledger(tmp_path).description()) == ({"brq2": 2}, None)
+    assert (StateFolder(tmp_path).zones, StateFolder(tmp_path).description()) == ({"brq2": 2}, None)
 
 
 HOSTILE = ["x\ndhcp-script=/bin/sh", 'x"; drop; accept "', "x,ignore", "a b", "é", "x}\nflush ruleset", "%", "..",
@@ -137,11 +150,11 @@ def test_nothing_hostile_gets_through(path: tuple[Any, ...], value: Any) -> None
     except ValueError as problem:
         assert len(path) == 1, problem
         return
-    texts = [whole(made.rules), *(one.rules for one in made.spaces), *map(str, made.tunnels), *map(str, made.gateways)]
-    for one in made.spaces:
+    texts = [made.rules, *(one.rules for one in made.namespaces), *map(str, made.tunnels), *map(str, made.gateways)]
+    for one in made.namespaces:
         served = one.dnsmasq
         texts += [] if served is None else [served.fixed, served.hosts, served.names, served.options]
-        texts.append(str((one.plugs, one.routes, one.local)))
+        texts.append(str((one.pairs, one.routes, one.local)))
     if isinstance(value, str) and len(value) > 4:
         assert not any(value in text for text in texts)
     assert not any(word in text for text in texts for word in ("script", "flush", "ignore,", "%"))
@@ -159,7 +172,7 @@ def test_hostile_ids_are_left_out(key: str) -> None:
 
 
 @pytest.mark.parametrize("tree", [None, [], {}, {"revision": "7"}, 5, "x"])
-def test_what_is_no_description_is_refused(tree: Any) -> None:
+def test_invalid_description_is_refused(tree: Any) -> None:
     with pytest.raises(ValueError, match="is no object with"):
         parse(tree)
 
@@ -220,27 +233,24 @@ def test_a_guest_has_its_own_addresses_in_the_rules() -> None:
 def test_a_rule_is_what_nft_gets(rule: dict[str, Any], line: str | None) -> None:
     tree = told()
     tree["groups"][GROUP]["rules"] = [{"direction": "ingress", "version": 4, **rule}]
-    lines = [one for name, lines in desired(tree).rules[1].chains.items()
-             if name.startswith(("egress_", "ingress_")) for one in lines]
+    lines = [one for lines in chains_of(tree, ("egress_", "ingress_")).values() for one in lines]
     assert lines == (["drop", line, "drop"] if line and rule.get("direction") != "egress" else
                      [line, "drop", "drop"] if line else ["drop", "drop"])
 
 
-def test_a_port_without_groups_gets_nothing_and_one_without_security_everything() -> None:
+def test_port_without_groups_gets_nothing_without_security_all() -> None:
     closed, opened = told(), told()
     closed["ports"][PORT]["groups"] = []
     opened["ports"][PORT] |= {"security": False, "groups": []}
-    assert set(itertools.chain(*(lines for name, lines in desired(closed).rules[1].chains.items()
-                                 if name.startswith("ingress_")))) == {"drop"}
-    bridge_rules, flow_rules = desired(opened).rules
-    assert list(bridge_rules.sets["unguarded"].elements) == [f'"{tap(PORT)}"']
-    assert bridge_rules.sets["numbers"].elements[f'"{tap(PORT)}"'] == "0x0000ffff"
-    assert flow_rules.sets["ingress"].elements == {}
+    assert set(itertools.chain(*chains_of(closed, ("ingress_",)).values())) == {"drop"}
+    assert elements_of(opened, "unguarded") == [f'"{tap(PORT)}"']
+    assert f'"{tap(PORT)}" : 0x0000ffff' in elements_of(opened, "numbers")
+    assert elements_of(opened, "ingress") == []
 
 
 def test_flows_are_judged_anew_when_what_judges_them_differs() -> None:
     def stamp(tree: dict[str, Any]) -> str:
-        return desired(tree).rules[1].chains["stamp"][0]
+        return chains_of(tree, ("stamp",))["stamp"][0]
 
     other = told()
     other["groups"][GROUP]["rules"].pop()
@@ -249,22 +259,6 @@ def test_flows_are_judged_anew_when_what_judges_them_differs() -> None:
     members = told()
     members["groups"][GROUP]["members"] = []
     assert stamp(told()) != stamp(members)
-
-
-def test_changes_name_only_what_differs() -> None:
-    tree = told()
-    other = copy.deepcopy(tree)
-    other["ports"]["another-port"] = tree["ports"][PORT] | {
-        "mac": "fa:16:3e:00:00:09", "addresses": [{"address": "10.0.0.9"}]}
-    before, after = desired(tree).rules, desired(other).rules
-    assert changes(before, before) == ""
-    text = changes(before, after)
-    assert text is not None
-    assert "10.0.0.5" not in text
-    assert 'add element bridge kn_abcdef own4 { "tapanother-por" . fa:16:3e:00:00:09 . 10.0.0.9 }' in text
-    wide = copy.deepcopy(tree)
-    wide["groups"][GROUP]["members"] = ["10.0.0.0/30"]
-    assert changes(before, desired(wide).rules) is None
 
 
 def test_dhcp_has_all_that_a_guest_needs() -> None:
@@ -320,35 +314,31 @@ def test_a_name_with_a_domain_resolves_whole() -> None:
     assert served.names == "10.0.0.5 web.example.com.openstacklocal web.example.com\n"
 
 
-def test_a_lease_of_nobody_is_told_apart_and_given_back_in_its_guests_words() -> None:
+def test_leases_of_nobody_are_stale() -> None:
     owners = {"10.0.0.5": "fa:16:3e:00:00:05", "10.0.0.6": "fa:16:3e:00:00:06", "2001:db8::5": "fa:16:3e:00:00:05"}
     good = ["9 fa:16:3e:00:00:05 10.0.0.5 vm1 *", "9 06-fa:16:3e:00:00:06 10.0.0.6 * ff:01", "duid 00:01:02",
             "9 7 2001:db8::5 vm1 00:03", "", "nonsense", "9 x"]
     bad = ["9 fa:16:3e:00:00:07 10.0.0.7 vm2 01:aa", "9 fa:16:3e:00:00:07 10.0.0.6 * *", "9 T7 2001:db8::6 * 00:03"]
-    found = stale([*good, *bad], owners, set())
+    found = stale_leases([*good, *bad], owners, set())
     assert [one.line for one in found] == bad
-    assert [one.mac for one in found] == ["fa:16:3e:00:00:07", "fa:16:3e:00:00:07", ""]
-    assert [one.line for one in stale(good, owners, {"2001:db8::5"})] == ["9 7 2001:db8::5 vm1 00:03"]
-    packet = release(found[0], IPv4Address("10.0.0.2"))
-    assert packet[:3] == bytes((1, 1, 6))
-    assert packet[12:16] == IPv4Address("10.0.0.7").packed
-    assert packet[28:34] == bytes.fromhex("fa163e000007")
-    assert packet[236:] == bytes.fromhex("63825363 350107 36040a000002 3d0201aa ff")
+    assert [(one.mac, one.client_id) for one in found] == [
+        ("fa:16:3e:00:00:07", "01:aa"), ("fa:16:3e:00:00:07", "*"), ("", "00:03")]
+    assert [one.line for one in stale_leases(good, owners, {"2001:db8::5"})] == ["9 7 2001:db8::5 vm1 00:03"]
 
 
 def test_an_address_moved_when_its_line_had_another_mac() -> None:
     served = space(told(), "net").dnsmasq
     assert served is not None
     lines = "fa:16:3e:00:00:05,id:*,10.0.0.5,[2001:db8::5],vm1\n\nx\n"
-    assert moved(lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}) == {"2001:db8::5"}
-    assert moved(served.hosts, dict(served.reserved)) == set()
+    assert reassigned(lines, {"10.0.0.5": "fa:16:3e:00:00:05", "2001:db8::5": "fa:16:3e:00:00:09"}) == {"2001:db8::5"}
+    assert reassigned(served.hosts, dict(served.reserved)) == set()
 
 
-def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:
+def test_router_admits_only_translated_packets() -> None:
     router = space(told(), "router")
-    assert [plug.inner for plug in router.plugs][-1] == "out"
-    assert router.plugs[-1].addresses == ("172.24.4.5/24", "172.24.4.9/32")
-    assert router.routes == (("default", "172.24.4.1"),)
+    assert [pair.inner for pair in router.pairs][-1] == "out"
+    assert router.pairs[-1].addresses == ("172.24.4.5/24", "172.24.4.9/32")
+    assert router.routes == (("0.0.0.0/0", "172.24.4.1"),)
     for line in ("dnat ip to ip daddr map { 172.24.4.9 : 10.0.0.5 }",
                  'oifname "out" snat ip to ip saddr map { 10.0.0.5 : 172.24.4.9 }',
                  'oifname "out" snat ip to 172.24.4.5', 'iifname "out" meta nfproto ipv4 drop'):
@@ -359,28 +349,30 @@ def test_a_router_translates_and_lets_in_only_what_was_translated() -> None:
     twice = told()
     leg = twice["routers"][ROUTER]["interfaces"][0]
     twice["routers"][ROUTER]["interfaces"].append(leg | {"address": "10.0.1.1/24"})
-    assert space(twice, "router").plugs[0].addresses == ("10.0.0.1/24", "10.0.1.1/24")
+    assert space(twice, "router").pairs[0].addresses == ("10.0.0.1/24", "10.0.1.1/24")
 
 
 def test_only_the_gateway_host_has_the_gateway() -> None:
     made = desired(told())
-    assert [plug.addresses for plug in made.gateways] == [("172.24.4.1/24",)]
-    assert "ip saddr 172.24.4.0/24 masquerade" in whole(made.rules)
+    assert [pair.addresses for pair in made.gateways] == [("172.24.4.1/24",)]
+    assert "ip saddr 172.24.4.0/24 masquerade" in made.rules
     taken = parse(told())
-    other = desire(Place(NAMES, ip_address("192.168.5.1")), taken, assign({}, taken.ports),
+    other = desire(HostPlace(NAMES, ip_address("192.168.5.1")), taken, assign({}, taken.ports),
                    assign({}, [bridge(one) for one in taken.networks]))
     assert other.gateways == ()
-    assert "masquerade" not in whole(other.rules)
+    assert "masquerade" not in other.rules
 
 
 def test_nobody_but_peers_speaks_into_a_tunnel() -> None:
     assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in rules_of(told())
-    assert "ip daddr 192.168.5.1 udp dport 4789 drop" in whole(desire(PLACE, Description(), {}, {}).rules)
+    assert "ip daddr 192.168.5.1 udp dport 4789 drop" in desire(PLACE, Description(), {}, {}).rules
 
 
-def test_metadata_is_signed_with_the_shared_secret() -> None:
+def test_metadata_is_signed_with_the_hosts_key() -> None:
     port = parse(told()).ports[PORT]
-    headers = Upstream("http://127.0.0.1:1", b"secret").headers(port, "10.0.0.5")
+    upstream = MetadataUpstream("http://127.0.0.1:1", "h1", "secret")
+    headers = upstream.headers(port, "10.0.0.5")
+    assert headers["X-Instance-Host"] == "h1" and "secret" not in repr(upstream)
     assert headers["X-Instance-ID"] == PORT
     assert headers["X-Forwarded-For"] == "10.0.0.5"
     assert headers["X-Instance-ID-Signature"] == hmac.digest(b"secret", PORT.encode(), "sha256").hex()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from deploy.standalone.database import Database
 from deploy.standalone.network import schema
 from deploy.standalone.network.fabric import Fabric
 from deploy.standalone.network.hosts import SILENCE_SECONDS
-from deploy.standalone.network.placing import place_routers
+from deploy.standalone.network.routers import place_routers
 from tests.unit.standalone.conftest import Network
 
 SERVICE = {"role": "service", "project": "service"}
@@ -49,12 +50,12 @@ def cloud(fabric: Fabric) -> Network:
 
 
 def description(cloud: Network, host: str) -> Any:
-    return cloud.get(f"/kilonova/hosts/{host}/description", **SERVICE)
+    return cloud.told(host)
 
 
 def acknowledge(cloud: Network, host: str, revision: int, **more: Any) -> None:
     body = {"revision": revision} | more
-    assert cloud.call("PUT", f"/kilonova/hosts/{host}", body, **SERVICE).status_code == 204
+    assert cloud.host("PUT", "", host, body).status_code == 204
 
 
 def bind(cloud: Network, network: str, host: str) -> Any:
@@ -88,7 +89,7 @@ def test_a_router_is_described_to_the_one_host_that_carries_it(cloud: Network) -
     assert description(cloud, "h2")["routers"] == {}
 
 
-def test_a_router_goes_first_to_an_external_gateway_and_moves_when_its_host_is_dead(
+def test_router_prefers_external_gateway_and_leaves_dead_host(
         cloud: Network, clock: Clock) -> None:
     for host in ("h1", "h2"):
         acknowledge(cloud, host, description(cloud, host)["revision"], external_gateway=host == "h2",
@@ -119,7 +120,7 @@ def test_a_host_learns_the_name_of_a_guest_and_of_its_change(cloud: Network) -> 
         assert told["revision"] > before
 
 
-def test_a_router_is_told_only_of_floating_addresses_that_lead_somewhere(cloud: Network) -> None:
+def test_router_description_has_associated_floating_ips_only(cloud: Network) -> None:
     description(cloud, "h1")
     cloud.fabric.hosts.acknowledge("h1", 10**9)
     router, inner = routed(cloud)
@@ -135,7 +136,7 @@ def test_a_router_is_told_only_of_floating_addresses_that_lead_somewhere(cloud: 
     assert description(cloud, "h1")["routers"][router]["floating"] == []
 
 
-def test_what_concerns_nobody_changes_no_revision(cloud: Network) -> None:
+def test_change_without_hosts_changes_no_revision(cloud: Network) -> None:
     before = description(cloud, "h1")["revision"]
     net, _ = cloud.wired()
     port = cloud.create("port", network_id=net)
@@ -146,9 +147,9 @@ def test_what_concerns_nobody_changes_no_revision(cloud: Network) -> None:
     assert description(cloud, "h1")["revision"] > before
 
 
-def test_a_host_that_has_seen_all_is_told_nothing(cloud: Network) -> None:
+def test_host_with_the_newest_revision_gets_304(cloud: Network) -> None:
     revision = description(cloud, "h1")["revision"]
-    seen = cloud.call("GET", f"/kilonova/hosts/h1/description?seen={revision}&wait=0", **SERVICE)
+    seen = cloud.host("GET", f"/description?seen={revision}&wait=0", "h1")
     assert seen.status_code == 304
 
 
@@ -164,7 +165,7 @@ def test_a_silent_host_fails_a_binding_until_it_asks_again(cloud: Network, clock
     assert set(description(cloud, "h1")["ports"]) == {port["id"]}
 
 
-def test_a_host_that_is_heard_again_gets_what_was_bound_meanwhile(cloud: Network, clock: Clock) -> None:
+def test_returning_host_gets_ports_bound_meanwhile(cloud: Network, clock: Clock) -> None:
     acknowledge(cloud, "h1", description(cloud, "h1")["revision"])
     net, _ = cloud.wired()
     clock.now += SILENCE_SECONDS + 1
@@ -181,7 +182,25 @@ def test_a_host_that_is_heard_again_gets_what_was_bound_meanwhile(cloud: Network
 @pytest.mark.parametrize("body", [{}, {"revision": -1}, {"revision": 1, "tunnel_address": "x"},
                                   {"revision": 1, "failed": []}, {"revision": 1, "colour": "red"}])
 def test_a_host_that_talks_nonsense_is_refused(cloud: Network, body: Any) -> None:
-    assert cloud.refusal("PUT", "/kilonova/hosts/h1", body, **SERVICE) == (400, "HTTPBadRequest")
+    refused = cloud.host("PUT", "", "h1", body)
+    assert (refused.status_code, refused.json["NeutronError"]["type"]) == (400, "HTTPBadRequest")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_host_needs_its_own_key(cloud: Network, method: str) -> None:
+    description(cloud, "h1")
+    path = "/description" if method == "GET" else ""
+    assert cloud.host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401
+    for role in ("admin", "service", "member"):
+        assert cloud.call(method, f"/kilonova/hosts/h1{path}", {"revision": 1}, role=role).status_code == 401
+    cloud.fabric.settings = replace(cloud.fabric.settings, host_secret="")
+    assert cloud.host(method, path, "h1", {"revision": 1}).status_code == 401      # without a secret nobody is believed
+
+
+def test_a_hosts_key_opens_nothing_else(cloud: Network) -> None:
+    description(cloud, "h1")
+    for path in ("/../../../ports", "/%2e%2e/h2/description", "/../h2/description"):
+        assert cloud.host("GET", path, "h1").status_code in (401, 404)
 
 
 def test_a_port_bound_to_a_host_costs_few_statements(cloud: Network) -> None:

@@ -43,7 +43,7 @@ def test_a_port_gets_the_lowest_free_address_and_gives_it_back(network: Network)
     ({}, (400, "InvalidInput")),
     ({"colour": "red"}, (400, "HTTPBadRequest")),
 ])
-def test_an_address_that_cannot_be_had_is_refused_and_leaves_nothing(
+def test_unavailable_address_is_refused_and_leaves_nothing(
         network: Network, fixed: dict[str, str], refused: tuple[int, str]) -> None:
     net, _ = network.wired()
     before = network.get("/ports")
@@ -58,7 +58,7 @@ def test_a_bulk_create_is_all_or_nothing(network: Network) -> None:
     assert addresses(network.create("port", **wish)) == ["10.0.0.9"]
 
 
-def test_an_ipv6_subnet_whose_guests_make_their_address_gives_that_one(network: Network) -> None:
+def test_slaac_subnet_gives_the_address_of_the_mac(network: Network) -> None:
     net, _ = network.wired()
     network.create("subnet", network_id=net, cidr="fd00::/64", ip_version=6, **V6)
     port = network.create("port", network_id=net, mac_address="fa:16:3e:00:00:01")
@@ -190,7 +190,7 @@ def test_tenants_see_their_own_and_what_is_shared(network: Network) -> None:
 @pytest.mark.parametrize(("noun", "attributes"), [
     ("network", {"shared": True}), ("network", {"router:external": True}), ("network", {"provider:segmentation_id": 5}),
     ("network", {"project_id": "other"})])
-def test_what_is_an_admins_is_refused_to_a_member(network: Network, noun: str, attributes: Any) -> None:
+def test_admin_attribute_is_refused_to_a_member(network: Network, noun: str, attributes: Any) -> None:
     assert network.refusal("POST", f"/{noun}s", {noun: attributes}) == (403, "PolicyNotAuthorized")
 
 

@@ -156,7 +156,7 @@ def test_agents_are_the_hosts_that_were_heard(network: Network) -> None:
     assert network.get("/agents", role="admin")["agents"] == []
     assert network.refusal("GET", "/agents") == (403, "PolicyNotAuthorized")
     told = {"revision": 0, "tunnel_address": "198.18.0.1"}
-    assert network.call("PUT", "/kilonova/hosts/h1", told, role="service").status_code == 204
+    assert network.host("PUT", "", "h1", told).status_code == 204
     [agent] = network.get("/agents?host=h1&alive=true", role="admin")["agents"]
     assert (agent["host"], agent["alive"], agent["configurations"]["tunneling_ip"]) == ("h1", True, "198.18.0.1")
     assert network.get(f"/agents/{agent['id']}", role="admin")["agent"]["host"] == "h1"

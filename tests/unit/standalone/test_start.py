@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.standalone.trial import ROOT
+from tests.standalone import ROOT
 
 
 @pytest.mark.parametrize(("command", "said"), [

@@ -14,8 +14,8 @@ from falcon.testing import Result, TestClient
 from deploy.standalone.database import Database
 from deploy.standalone.identity import app, schema
 from deploy.standalone.identity.bootstrap import bootstrap
-from deploy.standalone.identity.gate import Gate, utc_now
-from deploy.standalone.identity.throttle import MOST, OF_ADDRESS, OF_USER, Throttle
+from deploy.standalone.identity.service import IdentityService, utc_now
+from deploy.standalone.identity.throttle import ADDRESS_LIMIT, MAX_BUCKETS, USER_LIMIT, Throttle
 
 PASSWORD = "correct horse"
 
@@ -25,7 +25,7 @@ class Service:
 
     def __init__(self, database: Database) -> None:
         self.now = 1000.0
-        gate = Gate(database, timedelta(hours=1), utc_now, Throttle(lambda: self.now))
+        gate = IdentityService(database, timedelta(hours=1), utc_now, Throttle(lambda: self.now))
         self._client = TestClient(app.build(gate))
 
     def login(self, name: str, password: str = "wrong", address: str = "192.0.2.1", times: int = 1) -> Result:
@@ -44,7 +44,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.mark.parametrize("name", ["admin", "nobody"])
 def test_passwords_can_be_guessed_a_few_times_then_slowly(service: Service, name: str) -> None:
-    fits, seconds = OF_USER
+    fits, seconds = USER_LIMIT
     assert [service.login(name).status_code for _ in range(fits + 3)] == [401] * fits + [429] * 3
     refused = service.login(name, PASSWORD)
     assert (refused.status_code, refused.json["error"]["code"]) == (429, 429)
@@ -68,7 +68,7 @@ def test_who_is_right_begins_anew(service: Service) -> None:
 
 
 def test_one_address_may_not_try_everybody(service: Service) -> None:
-    fits, seconds = OF_ADDRESS
+    fits, seconds = ADDRESS_LIMIT
     assert {service.login(f"user{number}").status_code for number in range(fits)} == {401}
     assert service.login("another").status_code == 429
     assert service.login("another", address="192.0.2.2").status_code == 401
@@ -96,7 +96,7 @@ def test_nobody_takes_as_long_as_somebody(service: Service) -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     throttle = Throttle(lambda: 1.0)
-    for number in range(MOST + 5):
+    for number in range(MAX_BUCKETS + 5):
         throttle.failed(number, 10.0)
-    assert len(throttle) == MOST
-    assert throttle.wait(MOST + 4, 1, 10.0) == 10.0
+    assert len(throttle) == MAX_BUCKETS
+    assert throttle.wait(MAX_BUCKETS + 4, 1, 10.0) == 10.0

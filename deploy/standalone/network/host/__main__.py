@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m deploy.standalone.network.host serve|clean`: the host part of the standalone network service.
+"""`python -m deploy.standalone.network.host serve|help|clean`: the host part of the standalone network service.
 
-One runs beside each agent, as root. `serve` makes the networks of this host's guests until SIGTERM, and leaves them
-in place; `clean` removes all that a host part with this state folder ever made. Both with --netns work in that
-network namespace. Secrets come from files, never from arguments, which every user of the machine can read.
+One runs beside each agent. `serve` makes the networks of this host's guests until SIGTERM, and leaves them in place: as
+root with --state, or with --helper as any user, where `help` runs as root and does for it what takes root. `clean`
+removes all that a host part with this state folder ever made. With --netns they work in that network namespace.
+Secrets come from files, never from arguments, which every user of the machine can read.
 """
 from __future__ import annotations
 
@@ -11,30 +12,42 @@ import argparse
 import fcntl
 import logging
 import os
+import pwd
 import signal
 import sys
 from ipaddress import ip_address
 from pathlib import Path
 
-from deploy.standalone.network.host.desired import Place
-from deploy.standalone.network.host.kernel import Failed, Kernel
-from deploy.standalone.network.host.ledger import Ledger
-from deploy.standalone.network.host.metadata import Listeners, Upstream
+from common.service import UMASK
+from deploy.standalone.network.host.client import HostApiClient
+from deploy.standalone.network.host.desired import HostPlace
+from deploy.standalone.network.host.helper import Helper, HelperClient, listening_socket
+from deploy.standalone.network.host.host_part import CHECK_SECONDS, HostPart, LocalHostPart, Loop, clean
+from deploy.standalone.network.host.kernel import Kernel, KernelError
+from deploy.standalone.network.host.metadata import MetadataListeners, MetadataUpstream, NamespaceSockets
 from deploy.standalone.network.host.names import Names
-from deploy.standalone.network.host.service import CHECK, Host, Loop, clean
-from deploy.standalone.network.host.upstream import NetworkService
+from deploy.standalone.network.host.state import StateFolder
 from deploy.standalone.web import secret
+
+STATE_HELP = "the folder of its state"
 
 
 def main() -> None:
     """Parse the command line and do what it says."""
     options = _parser().parse_args()
-    if os.geteuid() != 0:
-        raise SystemExit("The host part makes bridges and rules: run it as root.")
+    os.umask(UMASK)
+    if os.geteuid() != 0 and options.state is not None:
+        raise SystemExit("The host part makes bridges and rules: run it as root, or with a helper.")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO,
                         format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("keystoneauth", "urllib3"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    if options.state is None:
+        try:
+            client = HelperClient(options.helper)
+        except OSError as error:
+            raise SystemExit(f"No helper listens at {options.helper}: {error}") from error
+        client.listeners = _listeners(options, client)
+        _serve(options, client)
     options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     kernel, names = Kernel(options.netns), Names.of(options.state)
     with (options.state / "lock").open("w") as lock:
@@ -45,25 +58,34 @@ def main() -> None:
         if options.command == "clean":
             left = clean(names, kernel, options.state)
             raise SystemExit("\n".join(["Left over:", *left]) if left else 0)
-        _serve(options, kernel, names)
+        place = HostPlace(names, options.tunnel_address, options.vxlan_port, options.external_gateway)
+        if options.command == "help":
+            host = LocalHostPart(place, kernel, StateFolder(options.state), None)
+            Helper(host, kernel, pwd.getpwnam(options.user).pw_uid).serve(listening_socket(options.socket))
+        _serve(options, LocalHostPart(place, kernel, StateFolder(options.state), _listeners(options, kernel)))
 
 
-def _serve(options: argparse.Namespace, kernel: Kernel, names: Names) -> None:
-    service = NetworkService(options.url, options.host, options.auth_url,
-                             secret(options.password_file, "KILONOVA_SERVICE_PASSWORD"), options.username)
-    upstream = Upstream(options.metadata_url, secret(options.metadata_secret_file, "KILONOVA_METADATA_SECRET").encode())
-    listeners = Listeners(kernel, upstream)
-    place = Place(names, options.tunnel_address, options.vxlan_port, options.external_gateway)
+def _listeners(options: argparse.Namespace, sockets: NamespaceSockets) -> MetadataListeners:
+    return MetadataListeners(sockets, MetadataUpstream(options.metadata_url, options.host, _key(options),
+                                                       options.metadata_ca_file))
+
+
+def _key(options: argparse.Namespace) -> str:
+    return secret(options.key_file, "KILONOVA_HOST_KEY")
+
+
+def _serve(options: argparse.Namespace, host: HostPart) -> None:
+    service = HostApiClient(options.url, options.host, _key(options))
     about = {"tunnel_address": str(options.tunnel_address), "external_gateway": options.external_gateway}
-    loop = Loop(Host(place, kernel, Ledger(options.state), listeners), service.ask,
+    loop = Loop(host, service.description,
                 lambda revision, failed: service.acknowledge({"revision": revision, "failed": failed, **about}),
                 options.check_seconds)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: loop.stop())
     try:
         loop.run()
-    except (Failed, OSError) as problem:
-        raise SystemExit(f"The host part cannot work here: {problem}") from problem
+    except (KernelError, OSError) as error:
+        raise SystemExit(f"The host part cannot work here: {error}") from error
     # Threads that wait for an answer of the service or of a guest are not waited for.
     logging.shutdown()
     os._exit(0)
@@ -75,19 +97,28 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="serve until SIGTERM")
     serving.add_argument("--host", required=True, help="this host's name, as its agent has it")
     serving.add_argument("--url", required=True, help="of the network service, without /v2.0")
-    serving.add_argument("--auth-url", required=True, metavar="URL", help="of the identity service, with /v3")
-    serving.add_argument("--username", default="kilonova")
-    serving.add_argument("--password-file")
-    serving.add_argument("--tunnel-address", required=True, type=ip_address, help="where other hosts reach this one")
-    serving.add_argument("--vxlan-port", type=int, default=4789, metavar="UDP")
-    serving.add_argument("--external-gateway", action="store_true",
-                         help="be the gateway of external networks; turns IP forwarding on")
+    serving.add_argument("--key-file", metavar="FILE", help="what the network service's host-key printed for this host")
     serving.add_argument("--metadata-url", default="http://127.0.0.1:8775", metavar="URL")
-    serving.add_argument("--metadata-secret-file")
-    serving.add_argument("--check-seconds", type=float, default=CHECK, help="between looks whether all is still there")
-    for command in (serving, commands.add_parser("clean", help="remove everything that was made here")):
-        command.add_argument("--state", type=Path, required=True, metavar="DIR", help="what it remembers is here")
+    serving.add_argument("--metadata-ca-file", default="", help="PEM file; for a metadata URL with https://")
+    serving.add_argument("--check-seconds", type=float, default=CHECK_SECONDS,
+                         help="between looks whether all is still there")
+    who = serving.add_mutually_exclusive_group(required=True)
+    who.add_argument("--state", type=Path, metavar="DIR", help=STATE_HELP)
+    who.add_argument("--helper", type=Path, metavar="SOCKET", help="where the helper listens that does what takes root")
+    helping = commands.add_parser("help", help="do for another process what takes root, until SIGTERM")
+    helping.add_argument("--socket", type=Path, metavar="PATH", help="where to listen; none where systemd does")
+    helping.add_argument("--user", required=True, help="the user of the only process that may call")
+    for command in (serving, helping):
+        command.add_argument("--tunnel-address", required=True, type=ip_address,
+                             help="where other hosts reach this one")
+        command.add_argument("--vxlan-port", type=int, default=4789, metavar="UDP")
+        command.add_argument("--external-gateway", action="store_true",
+                             help="be the gateway of external networks; turns IP forwarding on")
+    cleaning = commands.add_parser("clean", help="remove everything that was made here")
+    for command in (serving, helping, cleaning):
         command.add_argument("--netns", type=Path, metavar="PATH", help="the network namespace to work in")
+    for command in (helping, cleaning):
+        command.add_argument("--state", type=Path, required=True, metavar="DIR", help=STATE_HELP)
     return parser
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the network service wants of this host: its description, taken in and checked.
+"""The description: what the network service wants of this host, parsed and checked.
 
-`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file passes
-through here and comes out as a number, an address in its one canonical spelling, or a word of a small alphabet:
-that is what keeps a hostile host name or group out of nft's and dnsmasq's languages. What is wrong costs only
-itself: a bad port is in ``failed`` with the reason, a bad rule of a group (which could only allow) is left out.
+`parse` turns the JSON into records. Everything that later stands in a rule or a configuration file passes through here
+and becomes a number, an address in its canonical spelling, or a word of a small alphabet: no host name or group of a
+tenant's can say anything to nft or dnsmasq. What is wrong costs only itself: a bad port is in ``failed`` with the
+reason, a bad rule of a group (which could only allow) is left out.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 Address = IPv4Address | IPv6Address
 Interface = IPv4Interface | IPv6Interface
 Prefix = IPv4Network | IPv6Network
-Noun = TypeVar("Noun")
+Item = TypeVar("Item")
 
 ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -29,19 +29,19 @@ PROTOCOLS = {"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "egp": 8, "udp": 17, "dc
              "ipv6-icmp": 58, "ipv6-nonxt": 59, "ipv6-opts": 60, "ospf": 89, "vrrp": 112, "pgm": 113, "sctp": 132,
              "udplite": 136}
 ICMP, TCP, ICMP6 = 1, 6, 58
-PORTED = (6, 17, 33, 132, 136)
+WITH_PORTS = (6, 17, 33, 132, 136)
 PARTS = {"networks": dict, "ports": dict, "groups": dict, "routers": dict, "dns": list}
-REMEMBERED = 65536      # a description differs little from the last one
-HIGHEST_VNI, HIGHEST_MTU, LOWEST_MTU = 2**24 - 1, 65535, 68
+CACHED_ADDRESSES = 65536      # a description differs little from the last one
+MAX_VNI, MAX_MTU, MIN_MTU = 2**24 - 1, 65535, 68
 
 
 @dataclass(frozen=True, slots=True)
 class Subnet:
-    """``gateway`` None: the guests get no default route."""
+    """Of a network."""
 
     id: str
     cidr: Prefix
-    gateway: Address | None
+    gateway: Address | None      #: None: the guests get no default route
     dhcp: bool
     dns: tuple[Address, ...]
     routes: tuple[tuple[Prefix, Address], ...]
@@ -58,59 +58,58 @@ class Dhcp:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """``peers`` are the tunnel addresses of the other hosts that have a part of it."""
+    """A network that is on this host."""
 
     id: str
     vni: int
     mtu: int
     external: bool
-    peers: tuple[Address, ...]
+    peers: tuple[Address, ...]      #: tunnel addresses of the other hosts that have it
     dhcp: Dhcp | None
     subnets: tuple[Subnet, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """A guest's port on this host. ``pairs``: what else it may send from. ``arrived``: its guest came here running,
-    with connections that are not known here."""
+class GuestPort:
+    """A guest's port on this host."""
 
     id: str
     network: str
     mac: str
     addresses: tuple[Address, ...]
-    pairs: tuple[tuple[Prefix, str], ...]
+    pairs: tuple[tuple[Prefix, str], ...]      #: what else it may send from
     security: bool
     groups: tuple[str, ...]
     server: str
     project: str
     hostname: str
-    arrived: bool = False
+    arrived: bool = False      #: its guest came here running, with connections that are not known here
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One thing that a group allows. ``low`` and ``high``: ports, or type and code of ICMP."""
+class SecurityRule:
+    """One thing that a group allows."""
 
     ingress: bool
     version: int
     protocol: int | None
-    low: int | None
-    high: int | None
+    low: int | None      #: port, or type of ICMP
+    high: int | None     #: port, or code of ICMP
     prefix: Prefix | None
     group: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SecurityGroup:
     """A security group; ``members`` are the addresses of its ports, on all hosts."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[SecurityRule, ...]
     members: tuple[Prefix, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
-    """A router's interface in a network."""
+class RouterInterface:
+    """In a network."""
 
     network: str
     mac: str
@@ -119,28 +118,28 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """``floating``: (floating, fixed) addresses."""
+    """A router that this host carries."""
 
     id: str
-    external: Leg | None
+    external: RouterInterface | None
     gateway: Address | None
     snat: bool
-    legs: tuple[Leg, ...]
-    floating: tuple[tuple[IPv4Address, IPv4Address], ...]
+    interfaces: tuple[RouterInterface, ...]
+    floating: tuple[tuple[IPv4Address, IPv4Address], ...]      #: (floating, fixed)
     routes: tuple[tuple[Prefix, Address], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Everything, by id. ``failed``: what could not be taken in, id of the port -> reason."""
+    """Everything, by id."""
 
     revision: int = 0
     dns: tuple[Address, ...] = ()
     networks: Mapping[str, Network] = field(default_factory=dict)
-    ports: Mapping[str, Port] = field(default_factory=dict)
-    groups: Mapping[str, Group] = field(default_factory=dict)
+    ports: Mapping[str, GuestPort] = field(default_factory=dict)
+    groups: Mapping[str, SecurityGroup] = field(default_factory=dict)
     routers: Mapping[str, Router] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)      #: ports that are not understood -> reason
     complaints: tuple[str, ...] = ()
 
 
@@ -161,17 +160,17 @@ def parse(tree: Any) -> Description:
             failed[port.id] = f"its network {port.network} is not there or not understood"
             del ports[port.id]
     for id_, router in list(routers.items()):
-        legs = (*router.legs, *([router.external] if router.external else []))
-        if strange := [leg.network for leg in legs if leg.network not in networks]:
+        interfaces = (*router.interfaces, *([router.external] if router.external else []))
+        if strange := [interface.network for interface in interfaces if interface.network not in networks]:
             wrong[id_] = f"its network {strange[0]} is not there or not understood"
             del routers[id_]
     return Description(tree["revision"], tuple(_tolerant(tree.get("dns") or (), _address, wrong)), networks, ports,
                        groups, routers, failed, tuple(f"{id_}: {why}" for id_, why in wrong.items()))
 
 
-def _each(tree: dict[str, Any], key: str, take: Callable[[str, Any], Noun | None],
-          wrong: dict[str, str]) -> dict[str, Noun]:
-    found: dict[str, Noun] = {}
+def _each(tree: dict[str, Any], key: str, take: Callable[[str, Any], Item | None],
+          wrong: dict[str, str]) -> dict[str, Item]:
+    found: dict[str, Item] = {}
     for id_, item in (tree.get(key) or {}).items():
         try:
             noun = take(_word(ID, id_), item)
@@ -183,8 +182,8 @@ def _each(tree: dict[str, Any], key: str, take: Callable[[str, Any], Noun | None
     return found
 
 
-def _tolerant(items: Any, take: Callable[[Any], Noun], wrong: dict[str, str], name: str = "list") -> list[Noun]:
-    """What of a list is understood; the rest is complained about."""
+def _tolerant(items: Any, take: Callable[[Any], Item], wrong: dict[str, str], name: str = "list") -> list[Item]:
+    """What of a list is understood; the rest is complained of."""
     found = []
     for item in items:
         try:
@@ -212,17 +211,17 @@ def _plain(value: Any) -> str:
     return value
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_ADDRESSES)
 def _address(value: Any) -> Address:
     return ipaddress.ip_address(_plain(value))
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_ADDRESSES)
 def _interface(value: Any) -> Interface:
     return ipaddress.ip_interface(_plain(value))
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_ADDRESSES)
 def _prefix(value: Any) -> Prefix:
     return ipaddress.ip_network(_plain(value), strict=False)
 
@@ -243,7 +242,7 @@ def _mac(value: Any) -> str:
 def _network(id_: str, item: Any) -> Network:
     own = item.get("dhcp")
     dhcp = Dhcp(_mac(own["mac"]), tuple(_interface(one) for one in own["addresses"])) if own else None
-    return Network(id_, _number(item["vni"], 1, HIGHEST_VNI), _number(item["mtu"], LOWEST_MTU, HIGHEST_MTU),
+    return Network(id_, _number(item["vni"], 1, MAX_VNI), _number(item["mtu"], MIN_MTU, MAX_MTU),
                    bool(item.get("external")),
                    tuple(sorted({_address(one) for one in item.get("peers") or ()}, key=str)), dhcp,
                    tuple(_subnet(*pair) for pair in sorted((item.get("subnets") or {}).items())))
@@ -259,36 +258,36 @@ def _routes(items: Any) -> tuple[tuple[Prefix, Address], ...]:
     return tuple((_prefix(item["destination"]), _address(item["nexthop"])) for item in items or ())
 
 
-def _port(id_: str, item: Any) -> Port | None:
+def _port(id_: str, item: Any) -> GuestPort | None:
     if not item.get("up", True):
         return None
     pairs = tuple((_prefix(pair["ip_address"]), _mac(pair.get("mac_address") or item["mac"]))
                   for pair in item.get("allowed_pairs") or ())
-    return Port(id_, _word(ID, item["network"]), _mac(item["mac"]),
+    return GuestPort(id_, _word(ID, item["network"]), _mac(item["mac"]),
                 tuple(_address(one["address"]) for one in item.get("addresses") or ()), pairs,
                 bool(item.get("security", True)), tuple(sorted(_word(ID, one) for one in item.get("groups") or ())),
                 _known(ID, item.get("server")), _known(ID, item.get("project_id")),
                 _known(HOSTNAME, item.get("hostname")), bool(item.get("arrived")))
 
 
-def _group(id_: str, item: Any, wrong: dict[str, str]) -> Group:
-    return Group(tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
+def _group(id_: str, item: Any, wrong: dict[str, str]) -> SecurityGroup:
+    return SecurityGroup(tuple(_tolerant(item.get("rules") or (), _rule, wrong, id_)),
                  tuple(_tolerant(item.get("members") or (), _prefix, wrong, id_)))
 
 
-def _rule(item: Any) -> Rule:
+def _rule(item: Any) -> SecurityRule:
     version = item.get("version", 4)
     if item["direction"] not in ("ingress", "egress") or version not in (4, 6):
         raise ValueError("direction or version")
     protocol = _protocol(item.get("protocol"), version)
     low, high = item.get("port_min"), item.get("port_max")
-    if (low, high) != (None, None) and protocol not in (ICMP, ICMP6, *PORTED):
+    if (low, high) != (None, None) and protocol not in (ICMP, ICMP6, *WITH_PORTS):
         raise ValueError("ports of a protocol that has none")
     highest = 255 if protocol in (ICMP, ICMP6) else 65535
     prefix = _prefix(item["remote_prefix"]) if item.get("remote_prefix") else None
     if prefix is not None and prefix.version != version:
         raise ValueError("a prefix of the other version")
-    return Rule(item["direction"] == "ingress", version, protocol,
+    return SecurityRule(item["direction"] == "ingress", version, protocol,
                 None if low is None else _number(low, 0, highest), None if high is None else _number(high, 0, highest),
                 prefix, _word(ID, item["remote_group"]) if item.get("remote_group") else None)
 
@@ -303,16 +302,16 @@ def _protocol(value: Any, version: int) -> int | None:
 
 def _router(id_: str, item: Any, wrong: dict[str, str]) -> Router:
     outside = item.get("external")
-    external = outside and Leg(_word(ID, outside["network"]), _mac(outside["mac"]),
+    external = outside and RouterInterface(_word(ID, outside["network"]), _mac(outside["mac"]),
                                tuple(_interface(one) for one in outside["addresses"]))
-    legs: dict[tuple[str, str], Leg] = {}      # a port with two addresses comes as two interfaces
-    for leg in item.get("interfaces") or ():
-        key = (_word(ID, leg["network"]), _mac(leg["mac"]))
-        before = legs[key].addresses if key in legs else ()
-        legs[key] = Leg(*key, (*before, _interface(leg["address"])))
+    interfaces: dict[tuple[str, str], RouterInterface] = {}      # a port with two addresses comes as two interfaces
+    for interface in item.get("interfaces") or ():
+        key = (_word(ID, interface["network"]), _mac(interface["mac"]))
+        before = interfaces[key].addresses if key in interfaces else ()
+        interfaces[key] = RouterInterface(*key, (*before, _interface(interface["address"])))
     floating = tuple(_tolerant(item.get("floating") or (), _floating, wrong, id_))
     return Router(id_, external or None, _address(outside["gateway"]) if outside and outside.get("gateway") else None,
-                  bool(outside and outside.get("snat", True)), tuple(legs.values()), floating,
+                  bool(outside and outside.get("snat", True)), tuple(interfaces.values()), floating,
                   _routes(item.get("routes")))
 
 

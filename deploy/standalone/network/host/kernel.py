@@ -1,50 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only place that runs commands and enters namespaces: what the kernel has, and a way to change it.
+"""The only module that runs commands, opens netlink sockets and enters network namespaces.
 
-``Kernel`` is of one host: its namespace is the process's own or that of ``--netns``, which commands reach by nsenter.
-Other namespaces are reached by name (``ip -n``) or, for sockets and sysctls, by a thread that enters, does one thing
-and ends: the process itself never moves. Every failure is a Failed that says which command and what it said.
+``Kernel`` is of one host: its namespace is the process's own or that of ``--netns``. What is done in another namespace
+is done by a thread that enters it and ends: the process itself never moves. Every failure is a KernelError that says
+what was asked and what the answer was, or an OSError.
 """
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import json
 import os
 import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Set
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyroute2 import IPRoute, netns
+from pyroute2.ethtool.ioctl import EthtoolError, IoctlEthtool
+from pyroute2.netlink.exceptions import NetlinkError
+
 Result = TypeVar("Result")
-SPACES = Path("/run/netns")
-CLONE_NEWNET = 0x40000000
-SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
-PATIENCE = 30      # seconds for a command
+NAMESPACES = Path("/run/netns")
+COMMAND_TIMEOUT_SECONDS = 30
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"}
-EVERYONE = "00:00:00:00:00:00"
+#: The forwarding entry for frames to receivers that no other entry names.
+ALL_RECEIVERS = "00:00:00:00:00:00"
+STATIC = 4      # the origin of routes (rtnetlink's RTPROT_STATIC)
+NO_DUPLICATE_DETECTION = 2      # IFA_F_NODAD
+NO_LINK_LOCAL = {"IFLA_AF_SPEC": {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}}
+Route = tuple[str, str]
+"""(destination, next hop)"""
 
 
-class Failed(Exception):
-    """The kernel or a tool refused; the text says what was asked and what it answered."""
+class KernelError(Exception):
+    """The kernel or a tool refused; the text says what was asked and what the answer was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A device as it is. ``detail``: what its kind has (vxlan: id, local, port)."""
+    """A device as it is."""
 
     name: str
-    kind: str
-    master: str
+    kind: str       # bridge, veth, vxlan …
+    master: str     # the bridge it belongs to
     mtu: int
     mac: str
-    up: bool
-    detail: tuple[tuple[str, str], ...] = ()
-    addresses: frozenset[str] = frozenset()
+    is_up: bool
+    vxlan: tuple[int, str, int] | None      # segment, local address, port
+    addresses: frozenset[str]               # with the length of their prefix
 
 
 class Kernel:
@@ -53,86 +60,186 @@ class Kernel:
     def __init__(self, netns: Path | None = None) -> None:
         self.netns = netns
 
-    def run(self, *command: str, text: str | None = None, space: str | None = None) -> str:
-        """What a command prints, in the host's namespace or in ``space``. Raises Failed."""
-        where = SPACES / space if space else self.netns
-        words = [*(["nsenter", f"--net={where}"] if where else []), *command]
+    def run(self, *command: str, text: str | None = None, namespace: str | None = None) -> str:
+        """What a command prints, in the host's namespace or another. Raises KernelError."""
+        path = self._path(namespace)
+        words = [*(["nsenter", f"--net={path}"] if path else []), *command]
         try:
             done = subprocess.run(words, input=text, capture_output=True, text=True, errors="replace",
-                                  timeout=PATIENCE, check=False, env=ENVIRONMENT)
-        except FileNotFoundError as problem:
-            raise Failed(f"{words[0]} is not installed: install iproute2 nftables dnsmasq-base conntrack") from problem
-        except subprocess.TimeoutExpired as problem:
-            raise Failed(f"{' '.join(command)} did not end within {PATIENCE} s") from problem
+                                  timeout=COMMAND_TIMEOUT_SECONDS, check=False, env=ENVIRONMENT)
+        except FileNotFoundError as error:
+            raise KernelError(f"{words[0]} is not installed: install iproute2 nftables dnsmasq-base dnsmasq-utils "
+                              "conntrack") from error
+        except subprocess.TimeoutExpired as error:
+            raise KernelError(f"{' '.join(command)} did not end within {COMMAND_TIMEOUT_SECONDS} s") from error
         if done.returncode != 0:
-            raise Failed(f"{' '.join(command)}: {done.stderr.strip()[:600] or done.returncode}")
+            raise KernelError(f"{' '.join(command)}: {done.stderr.strip()[:600] or done.returncode}")
         return done.stdout
 
-    def ip(self, commands: Iterable[str], space: str | None = None) -> None:
-        """Commands of `ip`, until one fails. Raises Failed."""
-        if lines := list(commands):
-            self.run("ip", "-batch", "-", text="\n".join(lines) + "\n", space=space)
+    def nft(self, document: str, namespace: str | None = None) -> None:
+        """Apply a document of nft in one transaction. Raises KernelError."""
+        self.run("nft", "-f", "-", text=document, namespace=namespace)
 
-    def links(self, space: str | None = None) -> dict[str, Link]:
-        """Every device with its addresses. Raises Failed."""
-        found = json.loads(self.run("ip", "-j", "-d", "addr", "show", space=space) or "[]")
-        return {item["ifname"]: _link(item) for item in found if "ifname" in item}
-
-    def routes(self, space: str) -> set[tuple[str, str]]:
-        """Our routes there: (destination, next hop)."""
-        found = [item for family in ("-4", "-6")
-                 for item in json.loads(self.run("ip", "-j", family, "route", "show", "proto", "static",
-                                                 space=space) or "[]")]
-        return {("::/0" if item["dst"] == "default" and ":" in item.get("gateway", "") else item["dst"],
-                 item.get("gateway", "")) for item in found}
-
-    def floods(self) -> dict[str, set[str]]:
-        """Of each vxlan the peers that get what nobody is known for."""
-        found: dict[str, set[str]] = {}
-        for item in json.loads(self.run("bridge", "-j", "fdb", "show") or "[]"):
-            if item.get("mac") == EVERYONE and "dst" in item:
-                found.setdefault(item["ifname"], set()).add(item["dst"])
-        return found
-
-    def nft(self, rules: str, space: str | None = None) -> None:
-        """Apply a text in one transaction. Raises Failed."""
-        self.run("nft", "-f", "-", text=rules, space=space)
-
-    def listed(self, what: str) -> str:
-        """A table's or chain's rules as the kernel lists them, without what is in sets; "" when it is not there."""
+    def nft_listing(self, *what: str) -> str:
+        """The rules of a table or chain as the kernel lists them, without the elements of sets; "" without it."""
         try:
-            return self.run("nft", "-t", "list", *what.split())
-        except Failed:
+            return self.run("nft", "-t", "list", *what)
+        except KernelError:
             return ""
 
-    def spaces(self, start: str) -> set[str]:
-        """Namespaces whose names begin so."""
-        return {path.name for path in SPACES.glob(f"{start}*")}
+    def links(self, namespace: str | None = None) -> dict[str, Link]:
+        """Every device with its addresses, by name. Raises KernelError, OSError."""
+        def read(ip: IPRoute) -> dict[str, Link]:
+            addresses: dict[int, set[str]] = defaultdict(set)
+            for item in ip.get_addr():
+                addresses[item["index"]].add(f"{item.get('local') or item.get('address')}/{item['prefixlen']}")
+            found = list(ip.get_links())
+            names = {item["index"]: item.get("ifname") for item in found}
+            return {item.get("ifname"): _link(item, names, addresses[item["index"]]) for item in found}
+        return self._netlink(read, namespace)
 
-    def sysctl(self, name: str, value: str | None = None) -> str:
-        """Read a setting of the host's namespace, or write it. Raises OSError."""
-        def act() -> str:
+    def add_link(self, name: str, kind: str, **attributes: Any) -> None:
+        """Make a device of the host's namespace. Raises KernelError."""
+        self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
+
+    def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
+        """Make a veth pair; ``inner`` is in this namespace. Raises KernelError, OSError."""
+        with (self._path(namespace) or Path("/proc/self/ns/net")).open("rb") as file:
+            peer = {"ifname": inner, "address": mac, "mtu": mtu, "net_ns_fd": file.fileno()}
+            self.add_link(outer, "veth", mtu=mtu, peer=peer)
+
+    def bring_up(self, name: str, namespace: str | None = None, *, master: str = "", **attributes: Any) -> None:
+        """Change a device and bring it up; one of the host's gives itself no addresses. Raises KernelError."""
+        def change(ip: IPRoute) -> None:
+            index = _index(ip, name)
+            if namespace is None:
+                ip.link("set", index=index, **NO_LINK_LOCAL)
+            ip.link("set", index=index, state="up", **attributes, **({"master": _index(ip, master)} if master else {}))
+        self._netlink(change, namespace)
+
+    def delete_link(self, name: str, namespace: str | None = None) -> None:
+        """Remove a device. Raises KernelError."""
+        self._netlink(lambda ip: ip.link("del", index=_index(ip, name)), namespace)
+
+    def set_addresses(self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None) -> None:
+        """Let a device that has the addresses ``known`` have those wanted; its link-local ones stay.
+
+        Raises KernelError.
+        """
+        extra = [one for one in sorted(known - set(wanted)) if not one.startswith(("fe80:", "127.", "::1/"))]
+        missing = [one for one in wanted if one not in known]
+
+        def change(ip: IPRoute) -> None:
+            index = _index(ip, name)
+            for command, addresses in (("del", extra), ("add", missing)):
+                for address, _, length in (one.partition("/") for one in addresses):
+                    flags = {"flags": NO_DUPLICATE_DETECTION} if ":" in address and command == "add" else {}
+                    ip.addr(command, index=index, address=address, prefixlen=int(length), **flags)
+        if extra or missing:
+            self._netlink(change, namespace)
+
+    def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
+        """Let a namespace have these static routes and no others. Raises KernelError, OSError."""
+        def change(ip: IPRoute) -> None:
+            known = set()
+            for family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+                known |= {(f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
+                          for item in ip.get_routes(family=family, proto=STATIC)}
+            for command, routes in (("replace", wanted - known), ("del", known - wanted)):
+                for destination, hop in sorted(routes):
+                    ip.route(command, dst=destination, gateway=hop, proto=STATIC,
+                             family=socket.AF_INET6 if ":" in destination else socket.AF_INET)
+        self._netlink(change, namespace)
+
+    def set_peers(self, device: str, wanted: Set[str]) -> bool:
+        """Let a vxlan send what has no known receiver to these peers; whether any differed. Raises KernelError."""
+        def change(ip: IPRoute) -> bool:
+            index = _index(ip, device)
+            known = {item.get("dst") for item in ip.fdb("dump", ifindex=index)
+                     if item["ifindex"] == index and item.get("lladdr") == ALL_RECEIVERS and item.get("dst")}
+            for command, peers in (("append", wanted - known), ("del", known - wanted)):
+                for peer in sorted(peers):
+                    ip.fdb(command, ifindex=index, lladdr=ALL_RECEIVERS, dst=peer)
+            return bool(wanted ^ known)
+        return self._netlink(change)
+
+    def namespaces(self, start: str) -> set[str]:
+        """Namespaces whose names begin so."""
+        return {path.name for path in NAMESPACES.glob(f"{start}*")}
+
+    def namespace_id(self, namespace: str) -> int:
+        """Tells a namespace from another that had its name. Raises OSError."""
+        return (NAMESPACES / namespace).stat().st_ino
+
+    def sysctl(self, name: str, value: str | None = None, namespace: str | None = None) -> str:
+        """Read a setting of a namespace, or write it. Raises OSError."""
+        def access() -> str:
             path = Path("/proc/sys") / name
             if value is not None:
                 path.write_text(value)
             return path.read_text().strip()
-        return self.inside(None, act)
+        return self._inside(namespace, access)
 
-    def inside(self, space: str | None, act: Callable[[], Result]) -> Result:
+    def listen(self, namespace: str, address: str, port: int) -> socket.socket:
+        """A listening socket inside a namespace. Raises OSError."""
+        def make() -> socket.socket:
+            made = socket.socket(socket.AF_INET)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((address, port))
+            made.listen(64)
+            return made
+        return self._inside(namespace, make)
+
+    def announce(self, namespace: str, device: str, mac: str, addresses: Iterable[str]) -> None:
+        """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
+        def send() -> None:
+            own = bytes.fromhex(mac.replace(":", ""))
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+                raw.bind((device, 0))
+                for address in map(socket.inet_aton, addresses):
+                    raw.send(b"\xff" * 6 + own + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
+                             + own + address + b"\0" * 6 + address)
+        self._inside(namespace, send)
+
+    def disable_checksum_offload(self, namespace: str, device: str) -> None:
+        """Packets of this device carry whole checksums: DHCP clients read them from raw sockets.
+
+        Raises KernelError, OSError.
+        """
+        def disable() -> None:
+            with closing(IoctlEthtool(device)) as ethtool:
+                ethtool.set_offload_flag("tx-checksumming", 0)
+        try:
+            self._inside(namespace, disable)
+        except EthtoolError as error:
+            raise KernelError(f"{device} in {namespace}: {type(error).__name__}") from error
+
+    def _path(self, namespace: str | None) -> Path | None:
+        return NAMESPACES / namespace if namespace else self.netns
+
+    def _netlink(self, act: Callable[[IPRoute], Result], namespace: str | None = None) -> Result:
+        def talk() -> Result:
+            with IPRoute(ext_ack=True, strict_check=True) as ip:
+                return act(ip)
+        try:
+            return self._inside(namespace, talk)
+        except NetlinkError as error:
+            raise KernelError(f"{namespace or 'the host'}: {error.args[-1]}") from error
+
+    def _inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
         """Do one thing in a namespace (None: the host's), in a thread that enters it and ends. Raises what it does."""
-        where = SPACES / space if space else self.netns
-        if where is None:
+        path = self._path(namespace)
+        if path is None:
             return act()
         outcome: list[Any] = []
 
         def enter() -> None:
             try:
-                with where.open("rb") as file:
-                    if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
-                        raise OSError(ctypes.get_errno(), f"cannot enter {where}: {os.strerror(ctypes.get_errno())}")
+                with path.open("rb") as file:
+                    netns.setns(file.fileno())
                 outcome.append(act())
-            except BaseException as problem:      # noqa: BLE001 - raised again below, in the thread that asked
-                outcome.append(problem)
+            except BaseException as error:      # noqa: BLE001 - raised again below, in the thread that asked
+                outcome.append(error)
 
         thread = threading.Thread(target=enter)
         thread.start()
@@ -142,51 +249,19 @@ class Kernel:
         result: Result = outcome[0]
         return result
 
-    def listen(self, space: str, address: str, port: int) -> socket.socket:
-        """A listening socket inside a namespace. Raises OSError."""
-        def make() -> socket.socket:
-            made = socket.socket(socket.AF_INET)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address, port))
-            made.listen(64)
-            return made
-        return self.inside(space, make)
 
-    def send(self, space: str, device: str, what: Iterable[tuple[bytes, tuple[str, int]]]) -> None:
-        """Send datagrams of IPv4, each with address and port, by a device in a namespace. Raises OSError."""
-        def act() -> None:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
-                for data, to in what:
-                    sender.sendto(data, to)
-        self.inside(space, act)
-
-    def announce(self, space: str, device: str, mac: str, addresses: Iterable[str]) -> None:
-        """Tell the segment where these IPv4 addresses are now (gratuitous ARP). Raises OSError."""
-        def send() -> None:
-            own = bytes.fromhex(mac.replace(":", ""))
-            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
-                raw.bind((device, 0))
-                for address in addresses:
-                    what = socket.inet_aton(address)
-                    raw.send(b"\xff" * 6 + own + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
-                             + own + what + b"\0" * 6 + what)
-        self.inside(space, send)
-
-    def sum_in_software(self, space: str, device: str) -> None:
-        """Packets of this device carry whole checksums: DHCP clients read them from raw sockets. Raises OSError."""
-        def turn() -> None:
-            wanted = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
-            request = struct.pack("16sP", device.encode(), ctypes.addressof(wanted)) + b"\0" * 16
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-                fcntl.ioctl(any_socket, SIOCETHTOOL, request)
-        self.inside(space, turn)
+def _index(ip: IPRoute, name: str) -> int:
+    found = list(ip.link_lookup(ifname=name))
+    if not found:
+        raise KernelError(f"there is no device {name}")
+    return int(found[0])
 
 
-def _link(item: dict[str, Any]) -> Link:
-    info = item.get("linkinfo") or {}
-    detail = info.get("info_data") or {}
-    return Link(item["ifname"], info.get("info_kind", ""), item.get("master", ""), int(item.get("mtu", 0)),
-                item.get("address", ""), "UP" in item.get("flags", ()),
-                tuple((key, str(detail.get(key, detail.get(f"{key}6", "")))) for key in ("id", "local", "port")),
-                frozenset(f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if "local" in one))
+def _link(item: Any, names: dict[int, str], addresses: set[str]) -> Link:
+    def detail(name: str) -> Any:
+        return item.get(("linkinfo", "data", f"vxlan_{name}"))
+
+    kind = item.get(("linkinfo", "kind")) or ""
+    vxlan = (detail("id"), detail("local") or detail("local6") or "", detail("port")) if kind == "vxlan" else None
+    return Link(item.get("ifname"), kind, names.get(item.get("master"), ""), item.get("mtu"),
+                item.get("address") or "", item["state"] == "up", vxlan, frozenset(addresses))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host part calls its things in the kernel.
+"""The names of the host part's objects in the kernel.
 
 Every name but a bridge's carries a tag, a short hash of the state folder, so that several hosts and clouds can
 live on one machine and `clean` knows what is its own. Bridges and taps have Nova's names, which the compute
-side computes from the same ids; which bridges we made is remembered in the state folder (ledger.py). Must stay
+side computes from the same ids; which bridges we made is remembered in the state folder (state.py). Must stay
 true: no name of a device is longer than 15 characters, and the same ids always give the same names.
 """
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST_DEVICE = 15
 TABLES = "kn_"      # what the tables of every host part begin with, of all clouds
 
 
@@ -48,7 +47,7 @@ class Names:
         return f"{TABLES}{self.tag}"
 
     @property
-    def spaces(self) -> str:
+    def namespaces(self) -> str:
         """What all our namespaces begin with."""
         return f"kn-{self.tag}-"
 
@@ -57,13 +56,13 @@ class Names:
         """For dnsmasq's files: it reads them again when it has given up root, perhaps below no other folder."""
         return Path(f"/run/kn-{self.tag}")
 
-    def network_space(self, network: str) -> str:
+    def network_namespace(self, network: str) -> str:
         """The namespace of a network's dnsmasq."""
-        return f"{self.spaces}net-{network}"
+        return f"{self.namespaces}net-{network}"
 
-    def router_space(self, router: str) -> str:
+    def router_namespace(self, router: str) -> str:
         """The namespace of a router."""
-        return f"{self.spaces}router-{router}"
+        return f"{self.namespaces}router-{router}"
 
     def vxlan(self, vni: int) -> str:
         """The tunnel device of a network."""
@@ -82,5 +81,5 @@ class Names:
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """Whether a device of the host's namespace was made by us (bridges: see the ledger)."""
+        """Whether a device of the host's namespace was made by us (bridges: see the state folder)."""
         return device[:2] in ("vx", "kd", "kr", "kp", "kg") and device[2:8] == self.tag

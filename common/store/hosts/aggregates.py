@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregates: named groups of hosts with metadata; the key ``availability_zone`` makes one a zone.
+
+Called by the API; the scheduler reads the tables itself, and sees by ``updated_at`` that it must. What must stay true:
+a host is in at most one zone, and its zone does not change while servers are on it. Every change therefore locks the
+aggregate and then the providers of the hosts that it concerns, ascending, where claims lock them too.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+from sqlalchemy.exc import IntegrityError
+
+from common import errors, ids
+from common.store.engine import for_update, is_there, now
+from common.store.hosts import zones as zones_of
+from common.store.notifications import outbox
+from common.store.placement import allocations, inventories
+from common.store.schema import aggregate_hosts, aggregates, guests, servers
+
+ZONE = zones_of.KEY
+_MEMBER = aggregate_hosts.c
+#: Was this new row committed?
+is_made = is_there(aggregates)
+
+
+def list_all(tx: Connection) -> tuple[list[Row[Any]], dict[int, list[str]]]:
+    """All aggregates, and the hosts of each by its number; two queries."""
+    rows = list(tx.execute(sa.select(aggregates).order_by(aggregates.c.id)))
+    hosts: dict[int, list[str]] = {row.id: [] for row in rows}
+    for number, host in tx.execute(sa.select(aggregate_hosts).order_by(_MEMBER.host)):
+        hosts.setdefault(number, []).append(host)
+    return rows, hosts
+
+
+def show(tx: Connection, number: int) -> tuple[Row[Any], list[str]]:
+    """One aggregate and its hosts. Raises NotFound."""
+    row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).first()
+    return _found(row, number), _hosts(tx, number)
+
+
+def zones(tx: Connection, default: str, hosts: Iterable[str] | None = None) -> dict[str, str]:
+    """Host to availability zone (of all hosts, or of these); who is in no aggregate that is one is in ``default``."""
+    return _Zones(zones_of.hosts(tx, hosts), default)
+
+
+class _Zones(dict[str, str]):
+    """A mapping that knows a zone for every host."""
+
+    def __init__(self, found: dict[str, str], default: str) -> None:
+        super().__init__(found)
+        self.default = default
+
+    def __missing__(self, host: str) -> str:
+        return self.default
+
+
+# --- changes ---
+def create(tx: Connection, name: str, zone: str | None) -> Row[Any]:
+    """Make an aggregate without hosts; with a zone's name it is one.
+
+    Raises:
+        Conflict: the name is taken. BadRequest: the zone cannot be called so.
+    """
+    meta = {} if zone is None else {ZONE: _checked(zone, "Cannot create aggregate.", name)}
+    uuid = ids.new()
+    with _unique(name):
+        tx.execute(sa.insert(aggregates).values(uuid=uuid, name=name, meta=meta, created_at=now()))
+    row = tx.execute(sa.select(aggregates).where(aggregates.c.uuid == uuid)).one()
+    outbox.tell(tx, str(row.id), {**row._mapping, "id": None, "hosts": None}, "aggregate.create.start")
+    outbox.tell(tx, str(row.id), {**row._mapping, "hosts": []}, "aggregate.create.end")
+    return row
+
+
+def update(tx: Connection, number: int, default_zone: str, *, name: str | None = None,
+           meta: Mapping[str, str | None] | None = None, what: str = "aggregate") -> None:
+    """Rename an aggregate, or change its metadata: None as a value takes the key out. ``what`` is named in refusals.
+
+    Raises:
+        NotFound: there is none. Conflict: the name is taken. BadRequest: a host would be in two zones, or servers on
+        one would find themselves in another zone; or the zone cannot be called so.
+    """
+    row = _lock(tx, number)
+    after = {key: value for key, value in {**row.meta, **(meta or {})}.items() if value is not None}
+    refused = f"Cannot update {what} {number}."
+    if ZONE in (meta or {}):
+        _checked(after.get(ZONE), refused, row.name)
+    changed = {key for key in (ZONE, *inventories.RATIOS) if row.meta.get(key) != after.get(key)}
+    hosts = _hosts(tx, number) if changed else []
+    providers = allocations.lock(tx, hosts) if hosts else {}
+    if ZONE in changed:
+        _check_zone(tx, number, hosts, row.meta.get(ZONE), after[ZONE], default_zone,
+                    lambda reason: errors.BadRequest(f"{refused} Reason: {reason}"))
+    with _told(tx, number, "update_prop" if what == "aggregate" else "update_metadata"), _unique(name or row.name):
+        _write(tx, number, name=name or row.name, meta=after)
+    inventories.settle(tx, providers.values())
+
+
+def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
+    """Let a host join.
+
+    Raises:
+        NotFound: there is no such aggregate, or host. Conflict: it is a member; or it would be in two zones, or
+        servers on it would find themselves in another zone.
+    """
+    row = _lock(tx, number)
+    providers = allocations.lock(tx, [host])
+    if host not in providers:
+        raise errors.NotFound(f"Compute host {host} could not be found.")
+    if host in _hosts(tx, number):
+        raise errors.Conflict(f"Aggregate {number} already has host {host}.")
+    if row.meta.get(ZONE):
+        _check_zone(tx, number, [host], None, row.meta[ZONE], default_zone, lambda reason: errors.Conflict(
+            f"Cannot add host to aggregate {number}. Reason: {reason}"))
+    with _told(tx, number, "add_host"):
+        tx.execute(sa.insert(aggregate_hosts).values(aggregate_id=number, host=host))
+        _write(tx, number)
+    inventories.settle(tx, providers.values())
+
+
+def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
+    """Let a host leave.
+
+    Raises:
+        NotFound: there is no such aggregate, or the host is not in it. Conflict: servers on the host would find
+        themselves in another zone.
+    """
+    row = _lock(tx, number)
+    providers = allocations.lock(tx, [host])
+    refused = f"Cannot remove host {host} in aggregate {number}"
+    if host not in _hosts(tx, number):
+        raise errors.NotFound(f"{refused}: it is not there.")
+    if row.meta.get(ZONE):
+        _check_zone(tx, number, [host], row.meta[ZONE], None, default_zone, lambda reason: errors.Conflict(
+            f"{refused}: {reason}"))
+    with _told(tx, number, "remove_host"):
+        tx.execute(sa.delete(aggregate_hosts).where(_MEMBER.aggregate_id == number, _MEMBER.host == host))
+        _write(tx, number)
+    inventories.settle(tx, providers.values())
+
+
+def delete(tx: Connection, number: int) -> None:
+    """Remove an aggregate. Raises NotFound, or BadRequest when hosts are in it."""
+    _lock(tx, number)
+    if _hosts(tx, number):
+        raise errors.BadRequest(f"Cannot delete aggregate {number}. Reason: Host aggregate is not empty: remove its "
+                                "hosts first.")
+    with _told(tx, number, "delete"):
+        tx.execute(sa.delete(aggregates).where(aggregates.c.id == number))
+
+
+def leave(tx: Connection, host: str) -> None:
+    """Say that the aggregates of a host that goes change. Its memberships go when its provider is locked: until then
+    it may join another one."""
+    joined = sa.select(_MEMBER.aggregate_id).where(_MEMBER.host == host)
+    for number in tx.scalars(for_update(sa.select(aggregates.c.id).where(aggregates.c.id.in_(joined))
+                                        .order_by(aggregates.c.id))).all():
+        _write(tx, number)
+
+
+# --- the rules ---
+@contextmanager
+def _unique(name: str) -> Iterator[None]:
+    """Turns the database's refusal of a name that is taken into ours."""
+    try:
+        yield
+    except IntegrityError as problem:
+        raise errors.Conflict(f"Aggregate {name} already exists.") from problem
+
+
+def _checked(zone: str | None, refused: str, aggregate: str) -> str:
+    """The name of a zone, if one can be called so; ``zone:host`` at create is why a colon cannot be in it."""
+    if not zone:
+        raise errors.BadRequest(f"{refused} Reason: Aggregate {aggregate} does not support empty named availability "
+                                "zone")
+    if ":" in zone or len(zone) > 255 or zone != zone.strip() or not zone.isprintable():
+        raise errors.BadRequest(f"{refused} Reason: an availability zone's name has at most 255 printable characters, "
+                                f"no ':' and no white space around it: {zone[:80]!r}")
+    return zone
+
+
+def _check_zone(tx: Connection, number: int, hosts: Sequence[str], before: str | None, after: str | None, default: str,
+                refusal: Callable[[str], errors.Problem]) -> None:
+    """May this aggregate give these hosts, whose providers are locked, the zone ``after`` instead of ``before``?"""
+    others = zones_of.hosts(tx, hosts, but=number)
+    taken = sorted({zone for zone in others.values() if after is not None and zone != after})
+    if taken:
+        raise refusal(f"One or more hosts already in availability zone(s) {taken}")
+    moving = [host for host in hosts if (before or others.get(host, default)) != (after or others.get(host, default))]
+    held = _with_servers(tx, moving)
+    if held:
+        raise refusal(f"One or more hosts contain instances in this zone; move or delete them first: "
+                      f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}")
+
+
+def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
+    """Which of these hosts have servers; a guest that is only to be removed is none."""
+    if not hosts:
+        return []
+    placed = sa.select(guests.c.host).where(guests.c.host.in_(hosts), guests.c.wanted != "absent")
+    shown = sa.select(servers.c.host).where(servers.c.host.in_(hosts), servers.c.deleted == 0)
+    return sorted(set(tx.scalars(sa.union(placed, shown))))
+
+
+# --- rows ---
+def _lock(tx: Connection, number: int) -> Row[Any]:
+    return _found(tx.execute(for_update(sa.select(aggregates).where(aggregates.c.id == number))).first(), number)
+
+
+def _found(row: Row[Any] | None, number: int) -> Row[Any]:
+    if row is None:
+        raise errors.NotFound(f"Aggregate {number} could not be found.")
+    return row
+
+
+def _hosts(tx: Connection, number: int) -> list[str]:
+    return list(tx.scalars(sa.select(_MEMBER.host).where(_MEMBER.aggregate_id == number).order_by(_MEMBER.host)))
+
+
+def _told(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
+    """Tell of a change of a locked aggregate, before and after it."""
+    def picture() -> dict[str, Any] | None:
+        row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()
+        return {**row, "hosts": _hosts(tx, number)} if row else None
+    return outbox.around(tx, f"aggregate.{verb}", str(number), picture)
+
+
+def _write(tx: Connection, number: int, **values: Any) -> None:
+    tx.execute(sa.update(aggregates).where(aggregates.c.id == number).values(**values, updated_at=now()))

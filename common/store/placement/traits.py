@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traits: what a provider is or can; the standard ones, and CUSTOM_* of the operator's and the hosts' own.
+
+Called by the placement service. What a host reports and what its service says of it stays, whatever is set by hand.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import os_traits
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors
+from common.store.engine import for_update, insert_ignore, now
+from common.store.hosts import services
+from common.store.schema import provider_traits, traits
+
+
+@functools.cache
+def standard() -> frozenset[str]:
+    """The names that mean the same in every cloud."""
+    return frozenset(os_traits.get_traits())
+
+
+def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
+    """Every known trait, sorted; ``associated``: only those that some provider has, or that none has. One or two
+    statements."""
+    used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
+    if associated:
+        return sorted(used)
+    known = {*standard(), *tx.scalars(sa.select(traits.c.name)), *used}
+    return sorted(known if associated is None else known - used)
+
+
+def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[str]:
+    """Those of the names that no trait has; at most two statements. lock: the others cannot go meanwhile."""
+    wanted = set(names) - standard()
+    if wanted:
+        query = sa.select(traits.c.name).where(traits.c.name.in_(sorted(wanted))).order_by(traits.c.name)
+        wanted -= set(tx.scalars(for_update(query) if lock else query))
+    if wanted:          # hosts may have some of their own
+        wanted -= set(tx.scalars(sa.select(provider_traits.c.trait).where(
+            provider_traits.c.trait.in_(sorted(wanted))).distinct()))
+    return sorted(wanted)
+
+
+def show(tx: Connection, name: str) -> int | None:
+    """When a trait was made; None for one that always was. Raises NotFound."""
+    row = tx.execute(sa.select(traits.c.created_at).where(traits.c.name == name)).first()
+    if row is None and unknown(tx, [name]):
+        raise errors.NotFound(f"No such trait(s): {name}.")
+    return row.created_at if row is not None else None
+
+
+def create(tx: Connection, name: str) -> bool:
+    """Make a CUSTOM_ trait known; False: it was."""
+    if not unknown(tx, [name]):
+        return False
+    insert_ignore(tx, traits, {"name": name, "created_at": now()})
+    return True
+
+
+def delete(tx: Connection, name: str) -> None:
+    """Forget a CUSTOM_ trait.
+
+    Raises:
+        NotFound. BadRequest: it is a standard one. Conflict: a provider has it.
+    """
+    if name in standard():
+        raise errors.BadRequest(f"Cannot delete standard trait {name}.")
+    gone = tx.execute(sa.delete(traits).where(traits.c.name == name)).rowcount      # nobody can take it meanwhile
+    if tx.scalar(sa.select(provider_traits.c.trait).where(provider_traits.c.trait == name).limit(1)) is not None:
+        raise errors.Conflict(f"The trait {name} is in use by a resource provider.")
+    if not gone:
+        raise errors.NotFound(f"No such trait(s): {name}.")
+
+
+def of(tx: Connection, provider_ids: Iterable[int]) -> dict[int, list[str]]:
+    """The traits of each of these providers, sorted; one statement."""
+    found: dict[int, list[str]] = {number: [] for number in provider_ids}
+    for row in tx.execute(sa.select(provider_traits).where(provider_traits.c.provider_id.in_(sorted(found))).order_by(
+            provider_traits.c.trait)):
+        found[row.provider_id].append(row.trait)
+    return found
+
+
+def put(tx: Connection, provider: Row[Any], names: Iterable[str]) -> list[str]:
+    """Let a locked provider have these by hand; what its host reports stays. Returns all.
+
+    Raises:
+        BadRequest: some are unknown. Conflict: one is for the compute service to say.
+    """
+    wanted = set(names)
+    missing = unknown(tx, wanted, lock=True)
+    if missing:
+        raise errors.BadRequest(f"No such trait(s): {', '.join(missing)}.")
+    own = provider_traits.c.provider_id == provider.id
+    reported = set(tx.scalars(sa.select(provider_traits.c.trait).where(own, provider_traits.c.by_hand.is_(False))))
+    if provider.host is not None and services.DISABLED in wanted - reported:
+        raise errors.Conflict(f"{services.DISABLED} says that the compute service of {provider.host} is disabled; "
+                              "disable the service instead.")
+    tx.execute(sa.delete(provider_traits).where(own, provider_traits.c.by_hand.is_(True)))
+    added = sorted(wanted - reported)
+    if added:
+        tx.execute(sa.insert(provider_traits), [{"provider_id": provider.id, "trait": name, "by_hand": True}
+                                                for name in added])
+    return sorted({*added, *reported})

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers as their users see them: lists, one server, and what may be changed of it at once.
+
+Called by the API. State (vm_state, task_state, fence, action, host) is written by ``actions`` and the conductor
+only; here are the reads, the insert of new rows, and the columns that no action guards (name, metadata, tags …).
+Rows come straight from columns, JSON columns as their text: ``views`` embeds it as it is, ``loads`` reads it.
+A list costs the same number of statements whatever the page holds.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections import namedtuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from common import errors, states
+from common.models import Flavor, Interface
+from common.notifications.events import Notice
+from common.store.engine import for_update, insert_many, notification_settings, now
+from common.store.hosts.services import COMPUTE
+from common.store.notifications import outbox
+from common.store.pagination import SortOrder, after
+from common.store.regular_expressions import fetch, matches
+from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
+from common.wire import from_wire, to_wire
+
+C = servers.c
+
+
+def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
+    return namedtuple("Server", [str(column.key) for column in columns])
+
+
+#: Long columns that only a view for admins shows; a list leaves them out unless asked.
+_HEAVY = ("user_data", "key_data")
+_LIGHT_COLUMNS = [sa.type_coerce(column, sa.Text).label(column.name) if isinstance(column.type, Json) else column
+                  for column in C if column.name not in _HEAVY]
+_NAME_COLUMNS = [C.id, C.name]
+_ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
+#: Rows as named tuples, whose attributes are ten times quicker to read than those of the library's rows.
+_Name, _Light, _Server = (_tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS))
+loads = json.loads
+#: What of a server is told when it changes.
+_SHOWN = frozenset(("name", "tags"))
+#: What of an interface the network service alone decides.
+_TOLD = ("addresses", "mtu", "label", "active", "groups")
+
+#: The API's names of what servers can be sorted and filtered by. Names that have no column here are those of
+#: things that no server has: sorting by them changes nothing, filtering by them finds nothing.
+COLUMNS: dict[str, sa.Column[Any]] = {
+    "access_ip_v4": C.access_ip_v4, "access_ip_v6": C.access_ip_v6, "auto_disk_config": C.disk_config,
+    "availability_zone": C.availability_zone, "config_drive": C.config_drive, "created_at": C.created_at,
+    "description": C.description, "display_description": C.description, "display_name": C.name, "name": C.name,
+    "host": C.host, "node": C.host, "hostname": C.hostname, "image_ref": C.image_id, "image": C.image_id,
+    "flavor": C.flavor_id, "instance_type_id": C.flavor_id, "key_name": C.key_name, "launch_index": C.launch_index,
+    "launched_at": C.launched_at, "locked": C.locked, "locked_by": C.locked_by, "power_state": C.power_state,
+    "progress": C.progress, "project_id": C.project_id, "tenant_id": C.project_id,
+    "reservation_id": C.reservation_id, "root_device_name": C.root_device_name, "task_state": C.task_state,
+    "terminated_at": C.terminated_at, "updated_at": C.updated_at, "user_id": C.user_id, "uuid": C.id,
+    "vm_state": C.vm_state}
+#: Text columns that are compared whole; the other text columns take a regular expression.
+_WHOLE = {"project_id", "tenant_id", "user_id", "image", "image_ref", "flavor", "uuid", "host", "task_state",
+          "vm_state"}
+#: Filter -> the letters of such an address; and what is in none of the other kind.
+_ADDRESSES = {"ip": "[0-9.]", "ip6": "[0-9a-f:.]"}
+_TELLS = {"ip": "[.]", "ip6": ":"}
+
+
+@dataclass(frozen=True)
+class ServerFilters:
+    """What a list asks for.
+
+    project_id: None means all. deleted: None means both. soft_deleted: also those that can be restored.
+    filters: by the names in COLUMNS, a value or a list of values. states: (vm_state, task_states) pairs of which one
+    must hold; no task_states, but ``not_tasks``: any but those. tags: the four kinds of tag filters. Times in
+    microseconds, inclusive.
+    """
+
+    project_id: str | None = None
+    deleted: bool | None = False
+    soft_deleted: bool = True
+    filters: Mapping[str, Any] = field(default_factory=dict)
+    states: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None
+    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    changed_since: int | None = None
+    changed_before: int | None = None
+    sort: Sequence[tuple[str, bool]] = ()                      # (name, descending)
+    marker: str | None = None
+    limit: int = 1000
+
+
+def page(tx: Connection, wanted: ServerFilters, heavy: bool = False, names_only: bool = False) -> list[Any]:
+    """One page of servers; ``heavy``: with the long columns too, ``names_only``: only id and name.
+
+    Raises:
+        BadRequest: the marker names no server; a filter's value cannot be one.
+    """
+    columns, kind = ((_NAME_COLUMNS, _Name) if names_only else (_ALL_COLUMNS, _Server) if heavy
+                     else (_LIGHT_COLUMNS, _Light))
+    query = sa.select(*columns).where(*_conditions(wanted))
+    order = _order(wanted.sort)
+    if wanted.marker is not None:
+        keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(C.id == wanted.marker)
+        if wanted.project_id is not None:
+            keys = keys.where(C.project_id == wanted.project_id)
+        last = tx.execute(keys).first()
+        if last is None:
+            raise errors.BadRequest(f"marker [{wanted.marker}] not found")
+        query = query.where(after(order, list(last)))
+    found = fetch(tx, query.order_by(*(key.clause for key in order)).limit(wanted.limit))
+    return list(map(kind._make, found))
+
+
+def _order(sort: Sequence[tuple[str, bool]]) -> list[SortOrder]:
+    """The sort keys asked for, then newest first, then the id, which makes the order whole."""
+    keys = [SortOrder(COLUMNS[name], descending) for name, descending in sort if name in COLUMNS]
+    seen = {key.column.key for key in keys}
+    keys += [SortOrder(column, True) for column in (C.created_at, C.id) if column.key not in seen]
+    return keys
+
+
+def _conditions(wanted: ServerFilters) -> list[sa.ColumnElement[bool]]:
+    found: list[sa.ColumnElement[bool]] = []
+    if wanted.project_id is not None:
+        found.append(C.project_id == wanted.project_id)
+    if wanted.deleted is not None:
+        found.append(C.deleted == int(wanted.deleted))
+    if not wanted.soft_deleted:
+        found.append(C.vm_state != states.SOFT_DELETED)
+    if wanted.changed_since is not None:
+        found.append(C.updated_at >= wanted.changed_since)
+    if wanted.changed_before is not None:
+        found.append(C.updated_at <= wanted.changed_before)
+    if wanted.states is not None:
+        found.append(sa.or_(sa.false(), *(_state(*state) for state in wanted.states)))
+    found += [_filter(name, value) for name, value in wanted.filters.items()]
+    found += [_tagged(kind, tags) for kind, tags in wanted.tags.items()]
+    return found
+
+
+def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.ColumnElement[bool]:
+    if tasks:
+        return sa.and_(C.vm_state == vm_state, C.task_state.in_(tasks))
+    if not_tasks:
+        return sa.and_(C.vm_state == vm_state, C.task_state.is_(None) | C.task_state.not_in(not_tasks))
+    return C.vm_state == vm_state
+
+
+def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
+    """The condition of one filter, by the kind of its column."""
+    if name in _ADDRESSES:
+        return _addressed(name, str(value))
+    column = COLUMNS.get(name)
+    if column is None:
+        return sa.false()
+    if isinstance(value, (list, tuple)):
+        return column.in_(value)
+    if isinstance(column.type, sa.Boolean):
+        return column.is_(bool(value))
+    if isinstance(column.type, sa.Integer):
+        number, most = _number(name, value), 2 ** (63 if isinstance(column.type, sa.BigInteger) else 31)
+        return column == number if -most <= number < most else sa.false()
+    if name in _WHOLE or not _is_pattern(str(value)):
+        return column == value if name in _WHOLE else column.contains(str(value), autoescape=True)
+    return matches(name, column, str(value))
+
+
+def _addressed(name: str, text: str) -> sa.ColumnElement[bool]:
+    """A fixed address of this version holds the text; ^ and $ stand for its ends, .* for anything between."""
+    digits = _ADDRESSES[name]
+    whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)
+    assert whole is not None
+    start, middle, end = whole.groups()
+    parts = middle.split(".*")
+    if not re.fullmatch(f"{digits}*", "".join(parts)):
+        return sa.false()
+    found = f"{digits}*".join(part.replace(".", "[.]") for part in parts)
+    pattern = f'"address":"{"" if start else digits + "*"}{found}{"" if end else digits + "*"}"'
+    column = sa.type_coerce(C.interfaces, sa.Text)
+    return sa.and_(matches(name, column, pattern), matches(name, column, f'"address":"{digits}*{_TELLS[name]}'))
+
+
+def _number(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError as problem:
+        raise errors.BadRequest(f"Invalid filter field: {name}.") from problem
+
+
+def _is_pattern(text: str) -> bool:
+    return any(letter in text for letter in r".^$*+?{}[]\|()")
+
+
+def _tagged(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Tags are a JSON list of strings: one is in it when its own JSON text is."""
+    text = sa.type_coerce(C.tags, sa.Text)
+    each = [text.contains(json.dumps(tag, ensure_ascii=False), autoescape=True) for tag in tags]
+    conditions: dict[str, sa.ColumnElement[bool]] = {
+        "tags": sa.and_(sa.true(), *each), "tags-any": sa.or_(sa.false(), *each),
+        "not-tags": sa.not_(sa.and_(sa.true(), *each)), "not-tags-any": sa.not_(sa.or_(sa.false(), *each))}
+    return conditions[kind]
+
+
+def show(tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False) -> Any:
+    """One server, if it belongs to the project (None: any); with ``deleted`` also one that is gone.
+
+    Raises:
+        NotFound: there is none.
+    """
+    query = sa.select(*_ALL_COLUMNS).where(C.id == server_id)
+    if project_id is not None:
+        query = query.where(C.project_id == project_id)
+    if not deleted:
+        query = query.where(C.deleted == 0)
+    row = tx.execute(query).first()
+    if row is None:
+        raise errors.NotFound(f"Instance {server_id} could not be found.")
+    return _Server._make(row)
+
+
+def written(row: Any, names: Iterable[str]) -> dict[str, Any]:
+    """These columns of a server as they could be written again: JSON read from its text."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: loads(value) if value is not None and isinstance(C[name].type, Json) else value
+            for name, value in values.items()}
+
+
+def insert(tx: Connection, rows: list[dict[str, Any]]) -> None:
+    """Insert new servers, all in one statement; each row has every column that has no default."""
+    insert_many(tx, servers, rows, "created_at", "updated_at")
+
+
+def is_there(tx: Connection, server_id: str) -> bool:
+    """Was this server ever made?"""
+    return tx.scalar(sa.select(C.id).where(C.id == server_id)) is not None
+
+
+def update(tx: Connection, server_id: str, values: dict[str, Any]) -> None:
+    """Change columns that no action guards; another name and other tags are told."""
+    is_told = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
+    before = tx.scalar(sa.select(C.name).where(C.id == server_id)) if is_told and "name" in values else None
+    tx.execute(sa.update(servers).where(C.id == server_id, C.deleted == 0).values(**values, updated_at=now()))
+    if is_told:
+        renamed = {"old_display_name": before} if before != values.get("name", before) else {}
+        outbox.add(tx, [Notice("instance.update", server_id, about=renamed)])
+
+
+def change_json(tx: Connection, server_id: str, column: str, change: Any) -> Any:
+    """Lock the server, replace its ``meta`` or ``tags`` by ``change(old)``, and return the new value.
+
+    Raises:
+        NotFound: it is gone by now.
+    """
+    old = tx.execute(for_update(sa.select(C[column]).where(C.id == server_id, C.deleted == 0))).first()
+    if old is None:
+        raise errors.NotFound(f"Instance {server_id} could not be found.")
+    new = change(old[0])
+    update(tx, server_id, {column: new})
+    return new
+
+
+def some(tx: Connection, server_ids: Iterable[str]) -> dict[str, Any]:
+    """Of these servers the ones that are there: id to where it is and which interfaces it has."""
+    query = sa.select(C.id, C.host, C.interfaces).where(C.id.in_(sorted(set(server_ids))), C.deleted == 0)
+    return {row.id: row for row in tx.execute(query)}
+
+
+def refresh_interfaces(tx: Connection, server_id: str, found: Iterable[Interface]) -> None:
+    """Write what the network service says now of ports that the server has; which ones it has is decided by actions.
+
+    A server that is gone by now is fine.
+    """
+    known = {one.port: to_wire(one) for one in found}
+    row = tx.execute(for_update(sa.select(C.interfaces).where(C.id == server_id, C.deleted == 0))).first()
+    old = (row.interfaces or []) if row is not None else []
+    new = [{**one, **{name: known[one["port"]][name] for name in _TOLD}} if one["port"] in known else one
+           for one in old]
+    if new != old:
+        update(tx, server_id, {"interfaces": new})
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a server's admin view says about its host. ``status`` as the API's host_status."""
+
+    hypervisor_hostname: str
+    status: str
+
+
+def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
+    """These facts of each host; one query."""
+    query = (
+        sa.select(hosts.c.name, hosts.c.hypervisor_hostname, services.c.disabled, services.c.forced_down,
+                  heartbeats.c.up)
+        .join(services, (services.c.host == hosts.c.name) & (services.c.binary == COMPUTE), isouter=True)
+        .join(heartbeats, (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == COMPUTE), isouter=True)
+        .where(hosts.c.name.in_(sorted(set(names)))))
+    return {row.name: HostFacts(row.hypervisor_hostname, _host_status(row)) for row in tx.execute(query)}
+
+
+def _host_status(row: Any) -> str:
+    if row.forced_down:
+        return "DOWN"
+    if row.disabled:
+        return "MAINTENANCE"
+    return "UP" if row.up else "UNKNOWN"
+
+
+def on_hosts(tx: Connection, names: Iterable[str]) -> dict[str, list[dict[str, str]]]:
+    """Host to {name, uuid} of each server on it; one query."""
+    found: dict[str, list[dict[str, str]]] = {}
+    query = sa.select(C.host, C.name, C.id).where(C.host.in_(sorted(set(names))), C.deleted == 0)
+    for host, name, uuid in tx.execute(query.order_by(C.created_at, C.id)):
+        found.setdefault(host, []).append({"name": name, "uuid": uuid})
+    return found
+
+
+def flavors_on(tx: Connection, host: str) -> list[tuple[str, Flavor, int]]:
+    """Of the servers on a host: project, flavor, how many; one query."""
+    query = sa.select(C.project_id, C.flavor, sa.func.count()).where(C.host == host, C.deleted == 0)
+    return [(project, from_wire(Flavor, flavor), number) for project, flavor, number in tx.execute(
+        query.group_by(C.project_id, C.flavor).order_by(C.project_id))]
+
+
+def idempotent(tx: Connection, project_id: str, keys: Sequence[str]) -> dict[str, Row[Any]]:
+    """Which of these Idempotency-Keys the project has used before: key to row."""
+    query = sa.select(idempotency_keys).where(idempotency_keys.c.project_id == project_id,
+                                              idempotency_keys.c.key.in_(list(keys)))
+    return {row.key: row for row in tx.execute(query)}
+
+
+def remember(tx: Connection, rows: list[dict[str, str]]) -> None:
+    """Keep Idempotency-Keys: {project_id, key, digest, reservation_id, server_id}."""
+    insert_many(tx, idempotency_keys, rows, "created_at")

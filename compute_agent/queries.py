@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queries of the API that a host answers at once: they change nothing and are not journalled.
+
+``service.AgentProcess.query`` passes each query to ``HostQueries.answer``; each is an entry of its table.
+Must stay true: the length of what a guest wrote is bounded, and an unknown query is refused with what to do.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from common import errors
+from compute_agent import machine
+from compute_agent.consoles import Consoles
+from compute_agent.virt.driver import Driver, VerbFailed
+
+MAX_CONSOLE_BYTES = 64 * 1024
+Arguments = dict[str, Any]
+
+
+class HostQueries:
+    """``consoles`` None: this host offers none."""
+
+    def __init__(self, driver: Driver, consoles: Consoles | None) -> None:
+        self._driver = driver
+        self._answers: dict[str, Callable[[Arguments], dict[str, Any]]] = {
+            "console_output": self._console_output, "diagnostics": self._diagnostics, "domains": self._domains,
+            "uptime": lambda arguments: {"uptime": machine.uptime(datetime.now())}}
+        if consoles is not None:
+            self._answers["console"] = lambda arguments: consoles.offer(arguments["server"], arguments["kind"])
+
+    def answer(self, verb: str, arguments: Arguments) -> dict[str, Any]:
+        """Raises the Problem that the API answers with."""
+        if verb not in self._answers:
+            raise errors.NotImplementedHere(f"This host does not know the query {verb}; upgrade its agent.")
+        return self._answers[verb](arguments)
+
+    def _console_output(self, arguments: Arguments) -> dict[str, Any]:
+        limit = min(int(arguments.get("length_bytes") or MAX_CONSOLE_BYTES), MAX_CONSOLE_BYTES)
+        try:
+            return {"output": self._driver.console_output(arguments["server"], limit)}
+        except VerbFailed as problem:
+            raise errors.NotFound(str(problem)) from problem
+
+    def _diagnostics(self, arguments: Arguments) -> dict[str, Any]:
+        try:
+            return self._driver.diagnostics(arguments["server"])
+        except VerbFailed as problem:
+            raise errors.Conflict(str(problem)) from problem
+
+    def _domains(self, arguments: Arguments) -> dict[str, Any]:
+        return {"domains": {state.server: state.power_state for state in self._driver.domains()}}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit of images that a host downloads at a time, for both drivers.
+
+A command that waits reports this as its phase, and can be cancelled meanwhile.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from common.command_progress import CommandPhase
+from compute_agent.virt.driver import Cancelled, VerbContext
+
+#: Images at a time by default; seconds between two looks at whether the command is cancelled.
+MAX_DOWNLOADS, LOOK_SECONDS = 2, 0.5
+
+
+class DownloadLimit:
+    """``most`` 0: no limit. Thread-safe."""
+
+    def __init__(self, most: int = MAX_DOWNLOADS) -> None:
+        self._free = threading.Semaphore(most) if most else None
+
+    @contextmanager
+    def one(self, context: VerbContext) -> Iterator[None]:
+        """Wait for a place and hold it during a download. Raises Cancelled."""
+        if self._free is None:
+            yield
+            return
+        if not self._free.acquire(blocking=False):
+            context.phase(CommandPhase.WAITING_TO_FETCH)
+            while not self._free.acquire(timeout=LOOK_SECONDS):
+                if context.cancelled():
+                    raise Cancelled
+        try:
+            yield
+        finally:
+            self._free.release()

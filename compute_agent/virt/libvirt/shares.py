@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shares of guests on this host: which each has, and when they are mounted.
+
+Called by ``virt.libvirt.driver`` and ``guests``. Which shares a guest has stands in a file of its folder, so that a
+guest that is described anew, to be rescued, keeps them. They are mounted in a folder of their own for each guest, so
+that no guest's end concerns another's: ``<shares>/<server>/<share>``.
+Must stay true: nothing of a share is ever removed from here, so what is mounted never lies below what is removed.
+"""
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from common.command_progress import CommandPhase
+from common.models import AttachedShare, DomainState
+from common.wire import from_wire
+from compute_agent.virt.driver import VerbContext, VerbFailed
+from compute_agent.virt.libvirt import power, share_xml
+from compute_agent.virt.libvirt.connection import Connection
+from compute_agent.virt.mounts import Mounts, host_mounts
+
+FILE = "shares.json"
+#: Where packages say which processes can serve devices of guests.
+DESCRIPTIONS = (Path("/etc/qemu/vhost-user"), Path("/usr/share/qemu/vhost-user"))
+
+
+@dataclass(frozen=True)
+class GuestShares:
+    """``instances``: the folders of guests; ``folder``: where their shares are mounted."""
+
+    instances: Path
+    folder: Path
+    mounts: Mounts = field(default_factory=host_mounts)
+
+    def of(self, server: str) -> list[AttachedShare]:
+        """A guest's, in the order in which it got them."""
+        try:
+            return [from_wire(AttachedShare, one) for one in json.loads((self.instances / server / FILE).read_text())]
+        except FileNotFoundError:
+            return []
+
+    def attach(self, libvirt: Connection, server: str, fence: int, share: AttachedShare) -> DomainState:
+        """The guest, which is off, has the share."""
+        power.refuse_active(libvirt, server)
+        power.find(libvirt, server)
+        kept = [one for one in self.of(server) if one.share_id != share.share_id]
+        self._write(libvirt, server, fence, [*kept, share])
+        return power.state(power.find(libvirt, server))
+
+    def detach(self, libvirt: Connection, server: str, fence: int, share_id: str) -> None:
+        """It has it no more, nor is it mounted for it."""
+        power.refuse_active(libvirt, server)
+        self.mounts.unmount(self._place(server, share_id))
+        if libvirt.find(server) is not None:
+            self._write(libvirt, server, fence, [one for one in self.of(server) if one.share_id != share_id])
+        self._leave(server)
+
+    def dress(self, server: str, described: str) -> str:
+        """The guest's description with its shares."""
+        found = self.of(server)
+        if not found:
+            return described
+        return share_xml.dressed(described, {one.tag: str(self._place(server, one.share_id)) for one in found})
+
+    def mount(self, server: str, context: VerbContext) -> None:
+        """Before the guest is started: VerbFailed when one cannot be mounted."""
+        for share in self.of(server):
+            context.phase(CommandPhase.MOUNTING_SHARES)
+            try:
+                self.mounts.mount(share.protocol, share.export_location, self._place(server, share.share_id))
+            except VerbFailed as failed:
+                raise VerbFailed(f"The host could not mount share {share.share_id} of the server; detach it or try "
+                                 "again.", details=f"{failed} {failed.details}", retryable=False) from failed
+
+    def unmount(self, server: str) -> None:
+        """When the guest is off."""
+        for place in self._places(server):
+            self.mounts.unmount(place)
+        self._leave(server)
+
+    def _places(self, server: str) -> list[Path]:
+        """Where something may be mounted for the guest, whatever its file says."""
+        with suppress(FileNotFoundError):
+            return sorted(self.folder / server / name for name in os.listdir(self.folder / server))
+        return []
+
+    def _place(self, server: str, share_id: str) -> Path:
+        return self.folder / server / share_id
+
+    def _leave(self, server: str) -> None:
+        with suppress(OSError):             # another share is still there
+            (self.folder / server).rmdir()
+
+    def _write(self, libvirt: Connection, server: str, fence: int, shares: list[AttachedShare]) -> None:
+        """The file first: a guest that is described anew meanwhile has what it is to have."""
+        path = self.instances / server / FILE
+        part = path.with_name(f"{FILE}.part")
+        part.write_text(json.dumps([asdict(one) for one in shares]))
+        os.replace(part, path)
+        tags = {one.tag: str(self._place(server, one.share_id)) for one in shares}
+        libvirt.define(share_xml.dressed(libvirt.describe(server, stored=True), tags))
+        libvirt.mark(server, fence=fence)
+
+
+def is_served(folders: tuple[Path, ...] = DESCRIPTIONS) -> bool:
+    """Has this host a virtiofsd that libvirt finds?"""
+    for path in sorted(path for folder in folders if folder.is_dir() for path in folder.glob("*.json")):
+        try:
+            description = json.loads(path.read_text())
+            if description.get("type") == "fs" and os.access(description["binary"], os.X_OK):
+                return True
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+    return False

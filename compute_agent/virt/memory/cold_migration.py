@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests in memory that move while they are off: their files, read through a peer.
+
+A guest's files are its record, its root disk and its ephemeral disks, one part each. Files without a domain lie in
+``MemoryHost.files``. Must stay true: files that came in part are not used.
+"""
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from common import errors
+from common.command_progress import CommandPhase
+from common.models import DomainState, GuestSpec
+from common.wire import from_wire
+from compute_agent.virt.driver import SHUTDOWN, Part, Peer, VerbContext, VerbFailed
+from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.memory import power
+from compute_agent.virt.memory.guest import MemoryGuest, read_disk
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import wait
+
+#: Names of the parts that every guest has.
+DISK, RECORD = "disk", "guest"
+CHUNK_BYTES = 1 << 20
+
+
+# --- at the source ---
+def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> dict[str, Any]:
+    with host.lock:
+        guest = host.guest(server)
+        guest.offered = _hash(secret)
+        host.write(server, guest)
+        size = sum(map(len, _contents(guest).values()))
+    wait(0, context)
+    return {"bytes": size}
+
+
+def parts(host: MemoryHost, server: str, secret: str) -> list[Part]:
+    with host.lock:
+        contents = _contents(_offered(host, server, secret))
+    return [Part(name, len(content), len(content)) for name, content in contents.items()]
+
+
+def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
+    with host.lock:
+        content = _contents(_offered(host, server, secret)).get(name)
+    if content is None:
+        raise errors.NotFound("There is no such part.")
+    return ((at, content[at:at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES))
+
+
+def _offered(host: MemoryHost, server: str, secret: str) -> MemoryGuest:
+    guest = host.guests.get(server)
+    if guest is None or not hmac.compare_digest(guest.offered, _hash(secret)):
+        raise errors.Forbidden("The server's files are not offered under this secret.")
+    return guest
+
+
+def _contents(guest: MemoryGuest) -> dict[str, bytes]:
+    """The parts of a guest; of an active one only what it cannot change."""
+    bare = {name: {**disk, "files": {}} for name, disk in guest.local.items()}
+    record = json.dumps(asdict(replace(guest, disk={}, local=bare, offered=""))).encode()
+    if guest.is_active:
+        return {RECORD: record}
+    ephemeral = {name: json.dumps(disk["files"]).encode() for name, disk in guest.ephemeral.items()}
+    return {DISK: guest.disk_image(), **ephemeral, RECORD: record}
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+# --- at the destination ---
+def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> None:
+    refuse_impossible(host, spec)
+    if peer is not None:
+        peer.parts()
+    wait(0, context)
+
+
+def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
+    """VerbFailed when the guest cannot be made on this host."""
+    required_hardware(spec)
+    plugs(spec.interfaces)
+    if spec.flavor.disk_gb > host.size.disk_gb:
+        raise VerbFailed(f"The disk of {spec.flavor.disk_gb} GiB does not fit on this host.", retryable=True,
+                         details=f"{host.size.disk_gb} GiB in all")
+
+
+def receive(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> dict[str, Any]:
+    with host.lock:
+        here = host.guests.get(spec.server) or host.files.get(spec.server)
+    size = 0
+    if here is None or here.received != spec.fence:
+        context.phase(CommandPhase.COPYING_DISK, 0)
+        guest, size = _fetched(host, spec, peer, context)
+        wait(0, context)
+        with host.lock:
+            lay_down(host, spec, guest)
+            host.storage[spec.server] = guest
+        context.phase(CommandPhase.COPYING_DISK, 100)
+    wait(0, context)
+    return {"bytes": size}
+
+
+def _fetched(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbContext) -> tuple[MemoryGuest, int]:
+    """The guest as its files say, and how many bytes were copied."""
+    if peer is None:
+        with host.lock:
+            return _on_storage(host, spec.server), 0
+    contents = {part.name: _read(peer, part, context) for part in peer.parts()}
+    try:
+        guest = from_wire(MemoryGuest, json.loads(contents[RECORD]))
+        guest.disk = read_disk(contents[DISK])
+        for name, disk in guest.ephemeral.items():
+            disk["files"] = json.loads(contents[name])
+    except (ValueError, KeyError, TypeError) as problem:
+        raise VerbFailed("What came of the server's files is not a guest.", details=repr(problem),
+                         retryable=True) from problem
+    return guest, sum(map(len, contents.values()))
+
+
+def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
+    """A part, whole."""
+    content = bytearray(part.size)
+    count = 0
+    for at, chunk in peer.read(part.name):
+        wait(0, context)
+        content[at:at + len(chunk)] = chunk
+        count += len(chunk)
+    if (len(content), count) != (part.size, part.bytes):
+        raise VerbFailed("What came of the server's files is not what was sent.", retryable=True,
+                         details=f"{part.name}: {count} of {part.bytes} bytes")
+    return bytes(content)
+
+
+def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
+    """Keep the guest's files without a domain, in place of whatever was here. An active domain is refused."""
+    old = host.guests.get(spec.server)
+    if old is not None and old.is_active:
+        raise VerbFailed("The server runs on this host already.", details="files for a guest that is not off")
+    host.drop_domain(spec.server)
+    guest.dress(spec)
+    guest.power_state, guest.saved, guest.offered, guest.received = SHUTDOWN, False, "", spec.fence
+    host.keep_files(spec.server, guest)
+
+
+def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+    with host.lock:
+        guest = host.guests.get(spec.server) or _own(host, spec.server)
+        if not guest.is_active:
+            guest.saved = False
+            guest.dress(spec)
+            guest.fence = spec.fence
+            host.keep_guest(spec.server, guest)
+    return power.run_or_stop(host, spec, guest, runs, context)
+
+
+def _own(host: MemoryHost, server: str) -> MemoryGuest:
+    """The guest of the files that are here. Files of a guest that was live-migrated away are not used."""
+    found = host.files.get(server)
+    return found if found is not None and not found.left else _on_storage(host, server)
+
+
+def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
+    """The guest on this host's storage, whichever host made it: another record of the same disk."""
+    found = host.storage.get(server)
+    if found is None or found.left:
+        raise VerbFailed("The server's files are not on the storage of this host.", details=f"no disk of {server}",
+                         retryable=True)
+    return replace(found, power_state=SHUTDOWN, saved=False, offered="")

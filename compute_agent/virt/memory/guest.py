@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One guest in memory: its record, its disk as an image, and its counters.
+
+A disk is a table of files, name -> text, so that a test sees which files an action keeps. As an image it is the header
+of an empty qcow2 and that table behind it: the image service accepts it as qcow2, and a guest that is made of it has
+the files again.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from common import local_disks
+from common.models import AttachedShare, GuestSpec, HardwareAssignment, Interface, LocalDisk
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN
+from compute_agent.virt.hardware import required_hardware
+
+#: Version 2, no backing file, clusters of 64 KiB, a virtual size of 1 GiB, no table of clusters.
+HEADER = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 2, 0, 0, 16, 1 << 30, 0, 0, 0, 0, 0, 0, 0).ljust(512, b"\0")
+MARK = b'{"kilonova memory disk": '
+HASH_ROUNDS = 1000
+NIC_COUNTERS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("octets", "packets", "errors", "drop"))
+STATES = {RUNNING: "running", PAUSED: "paused"}
+
+
+@dataclass(slots=True)
+class MemoryGuest:
+    """What a host in memory knows of a guest. Tests set ``has_agent``, ``ignores_acpi`` and ``holds_interfaces``."""
+
+    power_state: int
+    fence: int
+    #: How often it was booted, and what it wrote to its serial console.
+    boots: int = 0
+    console: str = ""
+    #: It does not power off when asked to.
+    ignores_acpi: bool = False
+    #: Its memory is saved: it is suspended.
+    saved: bool = False
+    #: The fence of the last rebuild; 0: none.
+    made: int = 0
+    #: The fence of the rescue that lasts; 0: none.
+    rescue: int = 0
+    #: The ids of the images that its disk and its rescue disk were made of.
+    image: str = ""
+    rescue_image: str = ""
+    #: The files on its root disk: name -> text.
+    disk: dict[str, str] = field(default_factory=dict)
+    #: User -> salt and hash.
+    passwords: dict[str, str] = field(default_factory=dict)
+    has_agent: bool = True
+    #: How many NMIs it got.
+    nmis: int = 0
+    vcpus: int = 1
+    memory_mb: int = 0
+    config_drive: bool = False
+    interfaces: list[Interface] = field(default_factory=list)
+    #: It lets go of no interface while it runs.
+    holds_interfaces: bool = False
+    #: When it was started, in seconds since the epoch.
+    started: float = 0.0
+    #: The options of its hardware.
+    options: dict[str, str] = field(default_factory=dict)
+    #: The parts of the host that are its own.
+    assignment: HardwareAssignment | None = None
+    #: The size of its root disk.
+    root_gb: int = 0
+    #: What its programs remember until it is off: name -> text.
+    memory: dict[str, str] = field(default_factory=dict)
+    #: The hash of the secret under which its files can be read; "": none.
+    offered: str = ""
+    #: The fence under which it came to this host; 0: it was made here.
+    received: int = 0
+    #: The URI of the host to which it was live-migrated; "": it is here.
+    left: str = ""
+    #: The fence of the last resize on this host; 0: none.
+    resized: int = 0
+    #: What its disks were before that resize; None: nothing is kept.
+    aside: dict[str, Any] | None = None
+    #: Its ephemeral and swap disks: name -> {"size_mb", "format", "files"}.
+    local: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shares: list[AttachedShare] = field(default_factory=list)
+    #: The ids of the shares that the host has mounted for it.
+    mounted: list[str] = field(default_factory=list)
+
+    def dress(self, spec: GuestSpec) -> None:
+        """Give it the hardware of ``spec``; its disks only grow."""
+        self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
+        self.root_gb = max(self.root_gb, spec.flavor.root_gb)
+        self.local = {disk.name: self._fitted(disk, spec) for disk in spec.disks}
+        self.config_drive, self.interfaces = spec.config_drive, list(spec.interfaces)
+        self.options, self.assignment = dict(required_hardware(spec).options), spec.assignment
+
+    def _fitted(self, disk: LocalDisk, spec: GuestSpec) -> dict[str, Any]:
+        """A disk as large as ``spec`` says: a new one, or the ephemeral one that was there, which never shrinks."""
+        old = self.local.get(disk.name)
+        if old is not None and disk.name != local_disks.SWAP:
+            return {**old, "size_mb": max(old["size_mb"], disk.size_mb)}
+        if old is not None and old["size_mb"] == disk.size_mb:
+            return old
+        os_type = spec.image.properties.get("os_type", "") if spec.image else ""
+        return {"size_mb": disk.size_mb, "format": local_disks.format_of(disk, os_type), "files": {}}
+
+    @property
+    def is_active(self) -> bool:
+        """It runs or is paused."""
+        return self.power_state in (RUNNING, PAUSED)
+
+    @property
+    def num_disks(self) -> int:
+        """Those that it has now: a rescue disk has only the own one beside it."""
+        return 2 if self.rescue else 1 + len(self.local)
+
+    @property
+    def ephemeral(self) -> dict[str, dict[str, Any]]:
+        """The disks beside its own one that keep what was written while it is off."""
+        return {name: disk for name, disk in self.local.items() if name != local_disks.SWAP}
+
+    @property
+    def can_be_still(self) -> bool:
+        """For a snapshot, as its image may demand."""
+        return self.options.get("require_quiesce") != "yes" or (self.has_agent and self.power_state == RUNNING)
+
+    def set_password(self, user: str, password: str) -> None:
+        salt = secrets.token_hex(8)
+        self.passwords[user] = f"{salt}${_hash(password, salt)}"
+
+    def knows_password(self, user: str, password: str) -> bool:
+        salt, _, kept = self.passwords.get(user, "").partition("$")
+        return bool(kept) and secrets.compare_digest(kept, _hash(password, salt))
+
+    def disk_image(self) -> bytes:
+        """The disk as bytes that ``read_disk`` understands."""
+        return HEADER + MARK + json.dumps(self.disk).encode() + b"}"
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The shape of the API's 2.48. Its clients know a closed list of drivers, and memory is not on it."""
+        return {
+            "state": STATES[self.power_state], "driver": "libvirt", "hypervisor": "memory", "hypervisor_os": "linux",
+            "uptime": max(0, int(time.time() - self.started)), "config_drive": self.config_drive,
+            "num_cpus": self.vcpus, "num_disks": self.num_disks, "num_nics": len(self.interfaces),
+            "memory_details": {"maximum": self.memory_mb, "used": self.memory_mb},
+            "cpu_details": [{"id": number, "time": 0, "utilisation": None} for number in range(self.vcpus)],
+            "disk_details": [{"read_bytes": 0, "read_requests": 0, "write_bytes": 0, "write_requests": 0,
+                              "errors_count": None} for _ in range(self.num_disks)],
+            "nic_details": [{"mac_address": interface.mac, "rx_rate": None, "tx_rate": None,
+                             **dict.fromkeys(NIC_COUNTERS, 0)} for interface in self.interfaces]}
+
+
+def made(spec: GuestSpec, disk: dict[str, str]) -> MemoryGuest:
+    """A guest that is off. The image says by its property when no agent runs in its guests."""
+    image = spec.image
+    guest = MemoryGuest(SHUTDOWN, spec.fence, image=image.id if image else "", disk=dict(disk),
+                  has_agent=image is None or image.properties.get("hw_qemu_guest_agent") != "no")
+    guest.dress(spec)
+    return guest
+
+
+def _hash(password: str, salt: str) -> str:
+    return hashlib.pbkdf2_hmac("sha256", password.encode(), salt.encode(), HASH_ROUNDS).hex()
+
+
+def read_disk(image: bytes) -> dict[str, str]:
+    """The files of a disk that was made of this image: those of a snapshot, none of any other image."""
+    if not image.startswith(HEADER + MARK):
+        return {}
+    files: dict[str, str] = next(iter(json.loads(image[len(HEADER):]).values()))
+    return files
+
+
+class MemoryStorage(dict[str, MemoryGuest]):
+    """A storage that hosts share: server -> the guest that the disk is of."""

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests in memory that are made, rebuilt, or booted from a rescue disk."""
+from __future__ import annotations
+
+from common.command_progress import CommandPhase
+from common.models import DomainState, GuestSpec, ImageRef
+from compute_agent.virt.driver import SHUTDOWN, ImageReader, VerbContext
+from compute_agent.virt.interfaces import plugs
+from compute_agent.virt.memory import images, power
+from compute_agent.virt.memory.guest import MemoryGuest, made
+from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.script import wait
+
+
+def make(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
+    """The server's guest, started."""
+    disk = images.fetch(host, spec.image, read_image, context)
+    context.phase(CommandPhase.STARTING)
+    wait(0, context)
+    power.require_start(host, spec.server, spec.interfaces, context)
+    with host.lock:
+        guest = host.guests.get(spec.server) or made(spec, disk)
+        host.keep_guest(spec.server, guest)
+        guest.interfaces = list(spec.interfaces)
+        return power.boot(host, spec.server, guest, spec.fence, spec.paused)
+
+
+def rebuild(host: MemoryHost, spec: GuestSpec, read_image: ImageReader, runs: bool, context: VerbContext,
+            keep_ephemeral: bool
+            ) -> DomainState:
+    """New disks, once for this fence."""
+    guest = host.guests.get(spec.server)
+    if guest is None or guest.made != spec.fence:
+        plugs(spec.interfaces)
+        disk = images.fetch(host, spec.image, read_image, context)
+        context.phase(CommandPhase.MAKING_DISKS)
+        wait(0, context)
+        with host.lock:
+            guest = _replace(host, spec, disk, keep_ephemeral)
+    if runs:
+        power.require_start(host, spec.server, spec.interfaces, context)
+    with host.lock:
+        return power.boot(host, spec.server, guest, spec.fence) if runs else state_of(spec.server, guest)
+
+
+def _replace(host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool) -> MemoryGuest:
+    """A new guest, off; the console of the old one goes on."""
+    old = host.guests.get(spec.server)
+    guest = made(spec, disk)
+    if old is not None and keep_ephemeral:
+        guest.local |= {name: kept for name, kept in old.ephemeral.items() if name in guest.local}
+    host.keep_guest(spec.server, guest)
+    guest.made = spec.fence
+    if old is not None:
+        guest.boots, guest.console, guest.ignores_acpi = old.boots, old.console, old.ignores_acpi
+        guest.power_state = old.power_state
+    host.set_power(spec.server, guest, SHUTDOWN)
+    return guest
+
+
+def rescue(host: MemoryHost, spec: GuestSpec, image: ImageRef, read_image: ImageReader,
+           context: VerbContext) -> DomainState:
+    """Boot the guest from a disk that is made of ``image``."""
+    guest = host.guest(spec.server)
+    if guest.rescue != spec.fence:
+        plugs(spec.interfaces)
+        images.fetch(host, image, read_image, context)
+        context.phase(CommandPhase.MAKING_DISKS)
+        wait(0, context)
+        with host.lock:
+            _set_rescue(guest, spec, spec.fence, image.id)
+    return power.start(host, spec.server, spec.fence, context)
+
+
+def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainState:
+    """Boot the guest from its own disk again."""
+    with host.lock:
+        guest = host.guest(spec.server)
+        if guest.rescue:
+            plugs(spec.interfaces)
+            _set_rescue(guest, spec, 0, "")
+    return power.start(host, spec.server, spec.fence, context)
+
+
+def _set_rescue(guest: MemoryGuest, spec: GuestSpec, fence: int, image: str) -> None:
+    guest.rescue, guest.rescue_image = fence, image
+    guest.interfaces = list(spec.interfaces)
+    guest.power_state, guest.saved = SHUTDOWN, False
+
+
+def inject_nmi(host: MemoryHost, server: str) -> None:
+    with host.lock:
+        guest = host.active_guest(server)
+        guest.nmis += 1
+        guest.console += "NMI received\n"
+        host.write(server, guest)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on a host in memory: the verified files of a disk that is made of one."""
+from __future__ import annotations
+
+import hashlib
+
+from common import errors
+from common.command_progress import CommandPhase
+from common.models import ImageRef
+from compute_agent.virt.driver import Cancelled, ImageReader, VerbContext, VerbFailed
+from compute_agent.virt.memory.guest import read_disk
+from compute_agent.virt.memory.host import MemoryHost
+
+#: Of an image, these first bytes are searched for the files of a disk.
+MAX_KEPT_BYTES = 1 << 20
+
+
+def fetch(host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext) -> dict[str, str]:
+    """The files of a disk that is made of the image; none on a host that reads no images."""
+    if image is None or not host.read_images:
+        return {}
+    with host.fetches.one(context):
+        context.phase(CommandPhase.FETCHING_IMAGE)
+        content = _read(image, read_image, context)
+    host.images.add(image.id)
+    return read_disk(content)
+
+
+def _read(image: ImageRef, read_image: ImageReader, context: VerbContext) -> bytes:
+    digest = hashlib.new(image.hash_algo) if image.hash_algo else None
+    content = b""
+    try:
+        for chunk in read_image(image.id):
+            if context.cancelled():
+                raise Cancelled
+            content += chunk[:MAX_KEPT_BYTES - len(content)]
+            if digest:
+                digest.update(chunk)
+    except errors.NotFound as gone:
+        raise VerbFailed(gone.text, details=f"image {image.id}") from gone
+    if digest and digest.hexdigest() != image.hash_value:
+        raise VerbFailed("The image does not have the checksum that the image service gave for it.")
+    return content

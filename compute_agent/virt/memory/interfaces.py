@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network interfaces of guests in memory: attached and detached."""
+from __future__ import annotations
+
+from common.command_progress import CommandPhase
+from common.models import DomainState, Interface
+from compute_agent.virt.driver import PAUSED, RUNNING, VerbContext, VerbFailed
+from compute_agent.virt.memory import power
+from compute_agent.virt.memory.guest import MemoryGuest
+from compute_agent.virt.memory.host import MemoryHost, state_of
+
+
+def attach(host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    _refuse_suspended(host, server)
+    context.phase(CommandPhase.ATTACHING_INTERFACE)
+    power.await_bridges(host, [interface], context)
+    with host.lock:
+        guest = host.guest(server)
+        if _mac(interface) not in map(_mac, guest.interfaces):
+            guest.interfaces.append(interface)
+        return _changed(host, server, guest, fence)
+
+
+def detach(host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext) -> DomainState:
+    _refuse_suspended(host, server)
+    context.phase(CommandPhase.DETACHING_INTERFACE)
+    with host.lock:
+        guest = host.guest(server)
+        left = [other for other in guest.interfaces if _mac(other) != _mac(interface)]
+        holds = guest.power_state == PAUSED or (guest.power_state == RUNNING and guest.holds_interfaces)
+        if holds and left != guest.interfaces:
+            raise VerbFailed(f"The guest did not let go of the interface {_mac(interface)}. The interface stays.")
+        guest.interfaces = left
+        return _changed(host, server, guest, fence)
+
+
+def _refuse_suspended(host: MemoryHost, server: str) -> None:
+    if host.guest(server).saved:
+        raise VerbFailed("The server is suspended; resume it before its interfaces are changed.")
+
+
+def _changed(host: MemoryHost, server: str, guest: MemoryGuest, fence: int) -> DomainState:
+    guest.fence = fence
+    host.write(server, guest)
+    return state_of(server, guest)
+
+
+def _mac(interface: Interface) -> str:
+    return interface.mac.lower()

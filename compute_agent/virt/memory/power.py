@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power of guests in memory: what starts, stops, pauses and suspends a guest."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from common.command_progress import CommandPhase
+from common.models import DomainState, GuestSpec, Interface
+from compute_agent.virt.driver import PAUSED, RUNNING, SHUTDOWN, VerbContext, VerbFailed
+from compute_agent.virt.interfaces import no_bridge, plugs, when_bridged
+from compute_agent.virt.memory.guest import MemoryGuest
+from compute_agent.virt.memory.host import MemoryHost, state_of
+from compute_agent.virt.memory.script import wait
+
+
+def require_start(host: MemoryHost, server: str, interfaces: Iterable[Interface], context: VerbContext) -> None:
+    """Before a start: wait for the bridges of a guest that is off, and for a lease if its CPUs do not run."""
+    guest = host.guests.get(server)
+    if guest is None or not guest.is_active:
+        await_bridges(host, interfaces, context)
+    if guest is None or guest.power_state != RUNNING:
+        context.require_lease()
+
+
+def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: VerbContext) -> None:
+    """Wait until the host has the bridges of these interfaces."""
+    needed = [plug.bridge for plug in plugs(interfaces)]
+
+    def look() -> None:
+        if missing := host.missing_bridges.intersection(needed):
+            raise no_bridge(f"no bridge {', '.join(sorted(missing))}")
+    when_bridged(context, look)
+
+
+def boot(host: MemoryHost, server: str, guest: MemoryGuest, fence: int, paused: bool = False) -> DomainState:
+    """Start the guest; a paused or suspended one goes on where it was. ``paused``: its CPUs stay stopped."""
+    guest.fence = fence
+    stays_paused = paused and not guest.saved and guest.power_state != RUNNING
+    if not guest.is_active and not guest.saved:
+        guest.boots += 1
+        guest.memory = {}
+        guest.console += f"kilonova memory guest: booting\nid: {server}\nboot: {guest.boots}\n"
+    if not guest.is_active:
+        guest.started = time.time()
+    guest.saved, guest.offered = False, ""
+    return host.set_power(server, guest, PAUSED if stays_paused else RUNNING)
+
+
+def start(host: MemoryHost, server: str, fence: int, context: VerbContext) -> DomainState:
+    """Start the server's guest, after its bridges and a lease are there."""
+    require_start(host, server, host.guest(server).interfaces, context)
+    with host.lock:
+        return boot(host, server, host.guest(server), fence)
+
+
+def run_or_stop(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext) -> DomainState:
+    """Start a guest that was described anew if ``runs``, else leave it off."""
+    if runs:
+        require_start(host, spec.server, spec.interfaces, context)
+    with host.lock:
+        if runs:
+            return boot(host, spec.server, guest, spec.fence, spec.paused)
+        guest.fence = spec.fence
+        return host.set_power(spec.server, guest, SHUTDOWN)
+
+
+def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbContext) -> None:
+    """A guest that ignores ACPI takes the whole ``timeout``; any other powers off at once."""
+    guest = host.guest(server)
+    if guest.power_state == RUNNING and guest.ignores_acpi:
+        wait(timeout, context)
+
+
+def stop(host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    """The guest is off, and its saved memory is lost."""
+    await_shutdown(host, server, timeout, context)
+    with host.lock:
+        guest = host.guest(server)
+        guest.fence, guest.saved = fence, False
+        return host.set_power(server, guest, SHUTDOWN)
+
+
+def pull_plug(host: MemoryHost, server: str) -> None:
+    """The guest, if there is one, is off at once; its fence stays."""
+    with host.lock:
+        if (guest := host.guests.get(server)) is not None:
+            guest.saved = False
+            host.set_power(server, guest, SHUTDOWN)
+
+
+def reboot(host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext) -> DomainState:
+    """Restart the guest once for this fence."""
+    guest = host.guest(server)
+    if (guest.power_state, guest.fence) != (RUNNING, fence):
+        await_shutdown(host, server, timeout, context)
+        require_start(host, server, guest.interfaces, context)
+        with host.lock:
+            guest.power_state, guest.saved = SHUTDOWN, False
+            boot(host, server, guest, fence)
+    return state_of(server, guest)
+
+
+def pause(host: MemoryHost, server: str, fence: int) -> DomainState:
+    with host.lock:
+        guest = host.active_guest(server)
+        guest.fence = fence
+        return host.set_power(server, guest, PAUSED)
+
+
+def suspend(host: MemoryHost, server: str, fence: int, context: VerbContext) -> DomainState:
+    context.phase(CommandPhase.SAVING_MEMORY, 0)
+    wait(0, context)
+    with host.lock:
+        guest = host.guest(server)
+        guest = guest if guest.saved else host.active_guest(server)
+        guest.fence, guest.saved = fence, True
+        return host.set_power(server, guest, SHUTDOWN)
+
+
+def refuse_active(guest: MemoryGuest, before: str) -> None:
+    """VerbFailed when the guest runs. ``before``: what the tenant stops it for."""
+    if guest.is_active:
+        raise VerbFailed(f"The server runs; stop it before {before}.", details=f"power state {guest.power_state}")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests in memory that are resized on their host: what the disks were is kept until the resize is settled.
+
+Must stay true: what is kept is what the guest had before the first resize that was not settled, however often a resize
+is repeated.
+"""
+from __future__ import annotations
+
+from copy import deepcopy
+
+from common.models import DomainState, GuestSpec
+from compute_agent.virt.driver import VerbContext
+from compute_agent.virt.hardware import required_hardware
+from compute_agent.virt.memory import power
+from compute_agent.virt.memory.host import MemoryHost, state_of
+
+_BEFORE = "it is resized"
+
+
+def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
+    required_hardware(spec)
+    with host.lock:
+        guest = host.guest(spec.server)
+        if guest.resized != spec.fence:
+            power.refuse_active(guest, _BEFORE)
+            guest.aside = {"disk": dict(guest.disk), "root_gb": guest.root_gb, "local": deepcopy(guest.ephemeral),
+                           "resized": spec.fence}
+            guest.dress(spec)
+            guest.resized, guest.saved = spec.fence, False
+            host.write(spec.server, guest)
+    return power.run_or_stop(host, spec, guest, runs, context)
+
+
+def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> DomainState:
+    with host.lock:
+        guest = host.guest(spec.server)
+        if back:
+            power.refuse_active(guest, _BEFORE)
+            if guest.aside is not None and guest.aside["resized"] == resized:
+                guest.disk.clear()
+                guest.disk.update(guest.aside["disk"])
+                guest.root_gb, guest.saved = guest.aside["root_gb"], False
+                swap = {name: disk for name, disk in guest.local.items() if name not in guest.ephemeral}
+                guest.local = guest.aside.get("local", {}) | swap
+            guest.dress(spec)
+        guest.aside, guest.fence = None, spec.fence
+        host.write(spec.server, guest)
+        return state_of(spec.server, guest)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of guests in memory: the root disk as an image."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common import errors
+from common.command_progress import CommandPhase
+from compute_agent.virt.driver import ImageWriter, VerbContext, VerbFailed
+from compute_agent.virt.hardware import quiesce_failed
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import wait
+
+
+def snapshot(host: MemoryHost, server: str, write_image: ImageWriter, context: VerbContext) -> int:
+    """Give the disk to ``write_image``; returns its bytes."""
+    with host.lock:
+        guest = host.guest(server)
+        if guest.is_active and not guest.can_be_still:
+            raise quiesce_failed()
+        content = guest.disk_image()
+    context.phase(CommandPhase.COPYING_DISK, 100)
+    wait(0, context)
+
+    def chunks() -> Iterator[bytes]:
+        wait(0, context)
+        yield content
+        context.phase(CommandPhase.UPLOADING, 100)
+
+    try:
+        write_image(chunks())
+    except errors.Unavailable:
+        raise
+    except errors.Problem as refused:
+        raise VerbFailed(refused.text, details=repr(refused)) from refused
+    wait(0, context)
+    return len(content)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WSGI application of the Compute API, and the order of what it does to a request.
+
+``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks tokens says in the
+environment who the caller is; without a token only the version documents are served.
+The order: request id, size, root and project in the URL, caller, microversion, route of that version, query and body
+against their schemas, the server if the route is about one, policy, handler."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+import falcon
+
+from common import errors
+from common.store.servers import servers
+from compute_api.compute import faults, microversions, middleware, routes
+from compute_api.compute.dependencies import Services
+from compute_api.compute.links import Links
+from compute_api.compute.middleware import ComputeHttpRequest, ComputeState
+from compute_api.compute.policies import COMPUTE_RULES
+from compute_api.compute.request import Request
+from compute_api.compute.resources import versions
+from compute_api.compute.routes import Route
+from compute_api.compute.schemas.common import NOTHING
+from compute_api.edge import request_data
+from compute_api.edge.faults import answered_with
+from compute_api.edge.middleware import Authentication, BodySizes, RequestIds
+from compute_api.edge.policy import Policy
+from compute_api.edge.response import JSON_TYPE, send
+from compute_api.edge.routing import Endpoint, by_path
+from compute_api.edge.rows import StoreRow
+
+
+def create(services: Services, policy: Policy | None = None) -> WSGIApplication:
+    """The application over these services; ``policy``: in place of the defaults."""
+    in_order: list[Any] = [
+        RequestIds("X-Compute-Request-Id", "X-Openstack-Request-Id"),
+        BodySizes(services.settings.max_body_bytes),
+        middleware.ApiRoots(services.settings.public_url),
+        Authentication(_is_public),
+        middleware.UrlProjects(),
+        middleware.ComputeVersions(),
+    ]
+    app: Any = falcon.App(media_type=JSON_TYPE, request_type=ComputeHttpRequest, middleware=in_order)
+    answered_with(app, faults.handle)
+    policy = policy or Policy(COMPUTE_RULES)
+
+    app.add_route("/", versions.VersionList())
+    app.add_route("/v2", versions.VersionDocument())
+    app.add_route("/v2.1", versions.VersionDocument())
+    app.add_route("/v2.1/versions/{version_id}", versions.VersionDocument())
+    known = by_path(routes.ROUTES)
+    for path in [*known, *(path for path in routes.GONE if path not in known)]:
+        app.add_route("/v2.1" + path, ComputeEndpoint(known.get(path, []), routes.GONE.get(path, ""), services, policy))
+    app.add_sink(versions.choices, r"/(?!v2)")
+    application: WSGIApplication = app
+    return application
+
+
+def _is_public(req: ComputeHttpRequest) -> bool:
+    return req.context.is_public
+
+
+class ComputeEndpoint(Endpoint[Route]):
+    """One path of the Compute API. gone: the methods that were removed from the API: 410, whatever is asked."""
+
+    def __init__(self, rows: list[Route], gone: str, services: Services, policy: Policy) -> None:
+        super().__init__(rows, {row.method for row in rows})
+        self._services, self._policy = services, policy
+        for method in gone.split():
+            setattr(self, f"on_{method.lower()}", self._refuse)
+
+    def _refuse(self, req: falcon.Request, resp: falcon.Response, **params: str) -> None:
+        raise falcon.HTTPGone()
+
+    def serve(self, req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
+        """Called by falcon."""
+        state = req.context
+        route = self.row(req.method, state.version)
+        if route is None:
+            raise microversions.unsupported(state.version)
+        request_data.check_path(params.values())
+        query = request_data.query_of(req.query_string)
+        (route.query or NOTHING).at(state.version).check(query)
+        caller = replace(state.caller, admin=self._policy.allows("context_is_admin", state.caller))
+        request = Request(
+            context=caller, version=state.version, store=self._services.store, policy=self._policy, query=query,
+            services=self._services, route=route, links=Links(state.base, state.shown_version, state.url_project),
+            headers=req.headers, body=self._body(req, state, route))
+        arguments: list[StoreRow] = []
+        if route.about_server:
+            arguments.append(_server(request, route, params.pop("server_id")))
+        elif route.policy:
+            request.require(route.policy)
+        send(resp, route.handler(request, *arguments, **params), route.success)
+
+    def _body(self, req: ComputeHttpRequest, state: ComputeState, route: Route) -> Any:
+        """The body that the route takes; None: it takes none."""
+        if route.body is None:
+            return None
+        media_type = request_data.media_type_of(req.content_type or JSON_TYPE)
+        if media_type != JSON_TYPE:
+            raise errors.UnsupportedMediaType(f"Unsupported Content-Type {media_type[:80]}; send application/json")
+        body = request_data.json_of(req, self._services.settings.max_body_bytes,
+                                    lambda problem: "Malformed request body")
+        schema = route.body.at(state.version)
+        if state.is_legacy:
+            body = schema.pruned(body)
+        schema.check(body)
+        return body
+
+
+def _server(request: Request, route: Route, server_id: str) -> StoreRow:
+    """The server that the route is about, if the caller may do to it what the route does."""
+    row: StoreRow = request.read(servers.show, server_id, request.scope, deleted=route.deleted)
+    if route.policy:
+        target: Mapping[str, str] = {"project_id": row.project_id, "user_id": row.user_id}
+        request.require(route.policy, target)
+    return row

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Compute API does to every request beside what all services do (``edge.middleware``), in ``app``'s order.
+
+Each class is one concern and reads and writes ``req.context``, a ``ComputeState``. Nothing here knows an operation.
+"""
+from __future__ import annotations
+
+import falcon
+
+from common import errors
+from compute_api.compute import microversions, routes
+from compute_api.edge.microversions import HEADER
+from compute_api.edge.middleware import HttpRequest, RequestState
+
+
+class ComputeState(RequestState):
+    """What is known of a request so far."""
+
+    base: str = ""                      #: scheme, host and prefix of links
+    shown_version: str = "v2.1"         #: the root that was asked for: v2.1 or v2
+    is_legacy: bool = False             #: below /v2
+    url_project: str = ""
+    ends_with_slash: bool = False
+    is_public: bool = False             #: no token is needed
+
+
+class ComputeHttpRequest(HttpRequest):
+    """Falcon's request with our state on it."""
+
+    context_type = ComputeState
+    context: ComputeState
+
+
+class ApiRoots:
+    """Brings every way to write a URL to one: /v2.1/servers.
+
+    /v2 is the same API as it was before microversions. A project id may stand before the resource. As at Nova nothing
+    is found at a path that ends with a slash, but for the roots: an empty id must not turn one thing into the list of
+    all.
+    """
+
+    def __init__(self, public_url: str | None) -> None:
+        self._public = public_url.rstrip("/") if public_url else None
+
+    def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        state = req.context
+        state.base = self._public or (req.prefix.rstrip("/"))
+        root, *parts = [part for part in req.path.split("/") if part] or [""]
+        state.is_public = root not in ("v2.1", "v2") or not parts or parts[0] == "versions"
+        if root not in ("v2.1", "v2"):
+            return
+        state.shown_version, state.is_legacy = root, root == "v2"
+        if len(parts) > 1 and parts[0] not in routes.NOUNS and parts[1] in routes.NOUNS:
+            state.url_project = parts.pop(0)
+        state.ends_with_slash = bool(parts) and req.path.endswith("/")
+        req.path = "/v2.1/" + "/".join(parts) if parts else "/" + root
+
+    def process_resource(self, req: ComputeHttpRequest, resp: falcon.Response, resource: object,
+                         params: dict[str, str]) -> None:
+        """Called by falcon."""
+        if req.context.ends_with_slash:
+            raise falcon.HTTPNotFound()
+
+
+class UrlProjects:
+    """The project in a URL is the token's; 400 for another one."""
+
+    def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        given, caller = req.context.url_project, req.context.caller
+        if given and not req.context.is_public and given != caller.project_id:
+            raise errors.BadRequest(f"Malformed request URL: URL's project_id '{given[:64]}' doesn't match "
+                                    f"Context's project_id '{caller.project_id}'")
+
+
+class ComputeVersions:
+    """Which version the request chose, and the headers that say so."""
+
+    def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        state = req.context
+        if req.path.startswith("/v2.1"):
+            state.version = microversions.MIN if state.is_legacy else microversions.chosen(req.headers)
+
+    def process_response(self, req: ComputeHttpRequest, resp: falcon.Response, resource: object, succeeded: bool
+                         ) -> None:
+        """Called by falcon."""
+        state = req.context
+        if not state.version or state.is_legacy:
+            return
+        version = microversions.text(state.version)
+        resp.set_header(HEADER, f"compute {version}")
+        resp.set_header(microversions.OLDER_HEADER, version)
+        resp.append_header("Vary", f"{HEADER}, {microversions.OLDER_HEADER}")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains and evacuations of a host, below its compute service.
+
+Nova has none of this: it is an extension with a microversion namespace of its own, so that it is never taken for one of
+Nova's microversions (docs/decisions/0048-actions-on-hosts.md). The conductors do the work.
+"""
+from __future__ import annotations
+
+from common import errors, ids
+from common.store.engine import Connection
+from common.store.hosts import host_actions, services
+from common.store.hosts.host_actions import Arguments, HostAction, Name
+from compute_api.compute import microversions
+from compute_api.compute.request import Request
+from compute_api.compute.views import host_actions as view
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.response import ApiResponse
+
+
+def index(request: Request, service_id: str) -> JsonObject:
+    """GET /os-services/{service_id}/actions: the newest first."""
+    microversions.check_extension(request.headers)
+
+    def work(tx: Connection) -> list[HostAction]:
+        return host_actions.page(tx, _host(tx, service_id), request.limit)
+    return {"host_actions": [view.action(row) for row in request.read(work)]}
+
+
+def show(request: Request, service_id: str, action_id: str) -> JsonObject:
+    """GET /os-services/{service_id}/actions/{action_id}"""
+    microversions.check_extension(request.headers)
+
+    def work(tx: Connection) -> JsonObject:
+        row = _found(tx, service_id, action_id)
+        return view.with_events(row, host_actions.events(tx, row.id))
+    return {"host_action": request.read(work)}
+
+
+def create(request: Request, service_id: str) -> ApiResponse:
+    """POST /os-services/{service_id}/actions"""
+    microversions.check_extension(request.headers)
+    [(name, given)] = request.body.items()
+
+    def work(tx: Connection) -> HostAction:
+        return host_actions.begin(tx, _host(tx, service_id), Name(name), Arguments(**given), request.context)
+    row = request.write(work)
+    request.services.wakeup.wake()
+    return ApiResponse({"host_action": view.action(row)}, headers={
+        "Location": request.links.of(f"os-services/{service_id}/actions", row.id)[0]["href"]})
+
+
+def delete(request: Request, service_id: str, action_id: str) -> None:
+    """DELETE /os-services/{service_id}/actions/{action_id}: begin nothing more."""
+    microversions.check_extension(request.headers)
+    request.write(lambda tx: host_actions.stop(tx, _found(tx, service_id, action_id).id))
+
+
+def _host(tx: Connection, service_id: str) -> str:
+    """The host of a compute service.
+
+    Raises:
+        BadRequest, NotFound: it is none.
+    """
+    if not ids.is_uuid(service_id):
+        raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
+    row = services.show(tx, service_id)
+    if row is None or row.binary != services.COMPUTE:
+        raise errors.NotFound(f"Compute service {service_id} could not be found.")
+    return str(row.host)
+
+
+def _found(tx: Connection, service_id: str, action_id: str) -> HostAction:
+    host = _host(tx, service_id)
+    row = host_actions.show(tx, action_id[:36])
+    if row.host != host:
+        raise errors.NotFound(f"There is no action {action_id[:40]} on host {host}.")
+    return row

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /servers/{id}/action: the key of the body chooses the rows of ``states.ACTIONS``.
+
+An action with a workflow is begun and answered with 202; with ``answer_after`` the answer waits for that step. An
+immediate action is done before its answer. A query goes to the host, or to the network service."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import falcon
+
+from common import errors, states
+from common.store.servers import immediate_actions
+from compute_api.compute import action_waits, microversions, passwords
+from compute_api.compute.request import Request
+from compute_api.compute.resources.server_action_table import PREPARERS, QUERIES
+from compute_api.compute.resources.server_preparers import nothing
+from compute_api.compute.rows import ServerRecord
+from compute_api.compute.schemas import server_actions as schemas
+from compute_api.edge.microversions import Range
+from compute_api.edge.response import ApiResponse
+
+#: Removed actions that answer otherwise than "no such action": key, from when, the HTTP error.
+REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
+    ("resetNetwork", Range(), falcon.HTTPGone),
+    ("os-getRDPConsole", Range("2.6"), falcon.HTTPNotFound),
+)
+
+
+def act(request: Request, server: ServerRecord) -> ApiResponse:
+    """POST /servers/{id}/action"""
+    if len(request.body) != 1:
+        raise errors.BadRequest("Malformed request body")
+    [key] = request.body
+    rows = _rows(key, request)
+    row = states.matching_row(rows, server.vm_state)
+    request.require(row.policy, {"project_id": server.project_id, "user_id": server.user_id})
+    if row.query is not None:
+        return ApiResponse(QUERIES[row.query](request, server), row.success)
+    request.check(row, server)      # before another service is asked; begin checks again
+    prepared = PREPARERS.get(key, nothing)(request, server, request.body[key])
+    if row.immediate is not None:
+        request.write(immediate_actions.do, row, server.id, context=request.context, project_id=request.scope,
+                      args=prepared.args)
+        return ApiResponse(None, row.success)
+    action_id = request.begin(prepared.begin, rows, server.id, args=prepared.args, changes=prepared.changes,
+                              secrets=passwords.sealed(request.services.vault, prepared.password, prepared.files))
+    request.services.wakeup.wake()
+    step = prepared.answer_after or row.answer_after
+    if step is not None:
+        _wait(request, action_id, step, prepared.failure)
+    return prepared.answer() if prepared.answer is not None else ApiResponse(None, row.success)
+
+
+def _rows(key: str, request: Request) -> list[states.Action]:
+    """The rows for this body at this version; checks the body."""
+    rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
+    for removed, versions, error in REMOVED:
+        if removed == key and request.version in versions:
+            raise error()
+    if not rows:
+        raise errors.BadRequest(f"There is no such action: {key[:80]}")
+    served = [row for row in rows if request.version in Range(row.since, row.until)]
+    if not served:
+        raise errors.NotFound(f"API version '{microversions.text(request.version)}' is not supported on this method.")
+    schema = schemas.BY_KEY[key].at(request.version)
+    if request.links.legacy:
+        request.body = schema.pruned(request.body)
+    schema.check(request.body)
+    meant = [row for row in served if row.when is None or str(request.body[key][row.when[0]]).upper() == row.when[1]]
+    if not meant:
+        raise errors.BadRequest(f"There is no such action: {key[:80]}")
+    return meant
+
+
+def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
+    """Wait for the step, unless too many do: then the answer is 202, as for any other action."""
+    with action_waits.slot(request.services.wait_slots) as is_free:
+        if is_free:
+            action_waits.for_step(request.services.store, action_id, step, failure=failure,
+                                  timeout_seconds=request.services.settings.answer_timeout_seconds)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /servers, from the body to the 202.
+
+It reads what the request names (flavor, key, group, host; the image with the user's token), refuses what cannot be,
+lets ``creation`` commit the rows, and wakes a conductor. Everything is read before anything is written, and nothing
+outside the database happens before the commit.
+
+What the cloud does not have is refused by the name of its field: volumes, trusted image certificates. Networks are in
+``server_networks``. Personality files (up to 2.56) are on the config drive, which such a server always has.
+With an Idempotency-Key the same request may be repeated: it is answered as the first time and nothing is made twice.
+With another body it is a 409."""
+from __future__ import annotations
+
+import hashlib
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from common import errors, hardware, ids, models, states
+from common.clients.image import Image
+from common.store.engine import Connection
+from common.store.servers import server_groups, servers
+from common.store.tenants import flavors, keypairs
+from common.wire import to_wire
+from compute_api.compute import passwords
+from compute_api.compute.creation import Created, Creation, idempotency_conflict
+from compute_api.compute.request import Request
+from compute_api.compute.resources import destinations, server_disks, server_networks
+from compute_api.compute.resources import server_parts as parts
+from compute_api.compute.resources.destinations import Destination
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.response import ApiResponse
+from compute_api.edge.validation import is_true
+
+_API = "os_compute_api:"
+CREATE = next(row for row in states.ACTIONS if row.key == "create")
+Password = Callable[[str], str]            # of the first server's id
+
+
+@dataclass
+class ServerRequest:
+    """A checked create: everything of the rows but what differs between servers of one request."""
+
+    name: str
+    flavor: models.Flavor
+    image: Image
+    min_count: int
+    max_count: int
+    hostname: str | None                                #: None: made of the name
+    columns: JsonObject                                 #: of each server's row
+    args: JsonObject = field(default_factory=dict)      #: of each action
+    group: str | None = None                            #: the server group that they join
+    files: list[dict[str, str]] = field(default_factory=list, repr=False)       #: personality
+
+
+def create(request: Request) -> ApiResponse:
+    """POST /servers"""
+    body = request.body["server"]
+    key = parts.idempotency_key(request.headers.get("IDEMPOTENCY-KEY"))
+    digest = hashlib.sha256(orjson.dumps(request.body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    password = _password(body, key)
+    created = _known(request, key, digest) or _commit(request, _parsed(request, body), key, digest, password)
+    if not created.repeated:
+        request.services.wakeup.wake()
+    return _answer(request, body, created, password)
+
+
+def _known(request: Request, key: str | None, digest: str) -> Created | None:
+    """What came of the same request before; asked first, since what it names may be gone by now."""
+    if key is None:
+        return None
+    row = request.read(servers.idempotent, request.context.project_id, [key]).get(key)
+    if row is None:
+        return None
+    if row.digest != digest:
+        raise idempotency_conflict()
+    return Created(row.server_id, row.reservation_id, repeated=True)
+
+
+def _commit(request: Request, order: ServerRequest, key: str | None, digest: str, password: Password) -> Created:
+    reservation_id = "r-" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+
+    made = [(ids.new(), ids.new()) for _ in range(order.max_count)]      # once: the transaction may run several times
+
+    def rows(count: int) -> tuple[list[JsonObject], list[JsonObject]]:
+        return _rows(request, order, reservation_id, made[:count], password)
+    return request.services.creator.create(Creation(
+        project_id=request.context.project_id, user_id=request.context.user_id, vcpus=order.flavor.vcpus,
+        memory_mb=order.flavor.memory_mb, min_count=order.min_count, max_count=order.max_count,
+        reservation_id=reservation_id, rows=rows,
+        key=key, digest=digest, group=order.group, limits=request.services.quota.source(request.context.project_id),
+        classes=hardware.resources(order.flavor, order.image.ref.properties)))
+
+
+def _answer(request: Request, body: JsonObject, created: Created, password: Password) -> ApiResponse:
+    if is_true(body.get("return_reservation_id", False)):
+        return ApiResponse({"reservation_id": created.reservation_id})
+    links = request.links.of("servers", created.server_id)
+    return ApiResponse({"server": {
+        "id": created.server_id, "links": links, "OS-DCF:diskConfig": parts.disk_config(body),
+        "security_groups": parts.security_groups(body), "adminPass": password(created.server_id)}},
+        headers={"Location": links[0]["href"]})
+
+
+def _password(body: JsonObject, key: str | None) -> Password:
+    """The one that was given, or a new one; with an Idempotency-Key one that can be made again."""
+    given = body.get("adminPass") or (passwords.generate() if key is None else None)
+    if given is not None:
+        return lambda server_id: str(given)
+    return lambda server_id: passwords.derived(server_id, key or "")
+
+
+def _parsed(request: Request, body: JsonObject) -> ServerRequest:
+    """Everything that can be wrong with a create is found here."""
+    min_count, max_count = parts.counts(body)
+    parts.refuse_unsupported(body)
+    image_id = server_disks.boot_image(body)
+    files = parts.personality(body, request.limits)
+    parts.check_metadata(body.get("metadata", {}), request.limits)
+    hints = request.body.get("os:scheduler_hints") or request.body.get("OS-SCH-HNT:scheduler_hints") or {}
+    parts.check_hints(hints)
+    where = _destination(request, body)
+    flavor, key, group, where = _named(request, body, hints, where)
+    image = request.services.images.show(image_id, request.context.token)
+    parts.check_image(image, flavor)
+    parts.check_hardware(flavor, image.ref.properties)
+    parts.check_signature(body, image)
+    if flavor.root_gb == 0:
+        request.require(_API + "servers:create:zero_disk_flavor")
+    disks = server_disks.requested_disks(body, flavor, request.services.settings.max_local_disks)
+    interfaces = server_networks.choose_interfaces(request, body, min_count, max_count)
+    config_drive = is_true(body.get("config_drive", False)) or bool(files) \
+        or image.ref.properties.get("img_config_drive") == "mandatory"
+    columns = {
+        "description": body.get("description"),
+        "image_id": image.ref.id, "image": to_wire(image.ref), "flavor": to_wire(flavor), "flavor_id": flavor.id,
+        "vcpus": flavor.vcpus, "memory_mb": flavor.memory_mb, "disk_gb": flavor.disk_gb,
+        "key_name": key.name if key else None, "key_data": key.public_key if key else None,
+        "user_data": passwords.sealed_text(request.services.vault, body.get("user_data")),
+        "config_drive": config_drive, "meta": body.get("metadata", {}),
+        "tags": sorted(set(body.get("tags", ()))), "scheduler_hints": hints,
+        "security_groups": interfaces.groups,
+        # Not NULL when it may get ports: a delete that comes in the middle has to look for them.
+        "interfaces": interfaces.interfaces if interfaces.args["networks"] else None,
+        "trusted_image_certificates": body.get("trusted_image_certificates"),
+        "access_ip_v4": parts.access_ip(body.get("accessIPv4")),
+        "access_ip_v6": parts.access_ip(body.get("accessIPv6")),
+        "disk_config": parts.disk_config(body), "root_device_name": "/dev/vda", "disks": disks,
+        "availability_zone": None, "pinned_availability_zone": where.zone}
+    return ServerRequest(body["name"].strip(), flavor, image, min_count, interfaces.max_count, body.get("hostname"),
+                         columns, {**where.args, **interfaces.args, "roles": sorted(request.context.roles)}, group,
+                         files)
+
+
+def _destination(request: Request, body: JsonObject) -> Destination:
+    """The zone and the host asked for; a host only by those who may."""
+    where = destinations.parse(body.get("availability_zone"), request.services.settings.default_schedule_zone)
+    asked: dict[str, str] = {name: body[name] for name in ("host", "hypervisor_hostname") if name in body}
+    if where.forced:
+        request.require(_API + "servers:create:forced_host")
+    if asked:
+        request.require("compute:servers:create:requested_destination")
+        if where.forced:
+            raise errors.BadRequest("A host in availability_zone cannot be given together with "
+                                    f"{' and '.join(asked)}.")
+        return Destination(where.zone, asked.get("host"), asked.get("hypervisor_hostname"))
+    return where
+
+
+Named = tuple[models.Flavor, Any, str | None, Destination]
+
+
+def _named(request: Request, body: JsonObject, hints: JsonObject, where: Destination) -> Named:
+    """What the request names and the database knows, read at one moment: flavor, key, group, and the place."""
+    flavor_id, group_id = parts.flavor_id(body["flavorRef"]), parts.group_id(hints)
+
+    def work(tx: Connection) -> Named:
+        try:
+            flavor = hardware.with_aliases(flavors.record(flavors.show(tx, flavor_id, request.scope)),
+                                           request.services.settings.pci_aliases)
+            if group_id is not None:
+                server_groups.show(tx, group_id, request.context.project_id)
+        except errors.NotFound as problem:
+            raise errors.BadRequest(problem.text) from problem
+        key = None
+        if body.get("key_name"):
+            try:
+                key = keypairs.show(tx, request.context.user_id, body["key_name"])
+            except errors.NotFound as problem:
+                raise errors.BadRequest("Invalid key_name provided.") from problem
+        return flavor, key, group_id, destinations.resolve(tx, where, request.services.settings.default_zone)
+    return request.read(work)
+
+
+def _rows(request: Request, order: ServerRequest, reservation_id: str, made: list[tuple[str, str]], password: Password
+          ) -> tuple[list[JsonObject], list[JsonObject]]:
+    """The rows of servers and of the actions that will build them, with the ids ``made`` for both."""
+    context = request.context
+    server_rows, action_rows = [], []
+    sealed = passwords.sealed(request.services.vault, password(made[0][0]), order.files)
+    for number, (server_id, action_id) in enumerate(made):
+        suffix = f"-{number + 1}" if order.max_count > 1 else ""
+        name = order.name + suffix
+        hostname = order.hostname + suffix if order.hostname else parts.hostname(name, server_id)
+        server_rows.append({
+            **order.columns, "id": server_id, "project_id": context.project_id, "user_id": context.user_id,
+            "name": name, "hostname": hostname, "fence": 1, "action": action_id, "vm_state": states.BUILDING,
+            "task_state": states.SCHEDULING, "reservation_id": reservation_id, "launch_index": number})
+        action_rows.append({
+            "id": action_id, "server_id": server_id, "project_id": context.project_id, "user_id": context.user_id,
+            "request_id": context.request_id, "name": CREATE.name, "workflow": CREATE.workflow, "args": order.args,
+            "fence": 1, "secrets": sealed})
+    return server_rows, action_rows

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server groups: servers with an affinity or anti-affinity policy."""
+from __future__ import annotations
+
+from common import errors, ids
+from common.store.engine import Connection
+from common.store.servers import server_groups
+from common.store.tenants import quotas
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.request import Request
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+_RULE = "os_compute_api:os-server-groups:"
+#: ``view`` is the list of the group's servers.
+FIELDS: tuple[Field, ...] = (
+    Field("id", "id"),
+    Field("name", "name"),
+    Field("policies", lambda row, view: [row.policy], until="2.63"),
+    Field("policy", "policy", since="2.64"),
+    Field("rules", "rules", since="2.64"),
+    Field("members", lambda row, view: view),
+    Field("metadata", lambda row, view: {}, until="2.63"),
+    Field("project_id", "project_id", since="2.13"),
+    Field("user_id", "user_id", since="2.13"),
+)
+
+
+def index(request: Request) -> JsonObject:
+    """GET /os-server-groups"""
+    everybody = "all_projects" in request.query and request.allows(_RULE + "index:all_projects")
+    offset = int((request.first("offset") or "0")[:9])
+
+    def work(tx: Connection) -> list[JsonObject]:
+        project_id = None if everybody else request.context.project_id
+        rows = server_groups.page(tx, project_id, request.limit, offset)
+        members = server_groups.members(tx, [row.id for row in rows])
+        getters = visible_fields(FIELDS, request.version)
+        return [render(getters, row, members[row.id]) for row in rows]
+    return {"server_groups": request.read(work)}
+
+
+def _find(tx: Connection, request: Request, group_id: str, operation: str) -> StoreRow:
+    row = server_groups.show(tx, group_id, request.scope)
+    request.require(_RULE + operation, {"project_id": row.project_id})
+    return row
+
+
+def show(request: Request, group_id: str) -> JsonObject:
+    """GET /os-server-groups/{id}"""
+    def work(tx: Connection) -> JsonObject:
+        row = _find(tx, request, group_id, "show")
+        return render(visible_fields(FIELDS, request.version), row, server_groups.members(tx, [row.id])[row.id])
+    return {"server_group": request.read(work)}
+
+
+def create(request: Request) -> JsonObject:
+    """POST /os-server-groups"""
+    given = request.body["server_group"]
+    policy = given["policy"] if "policy" in given else given["policies"][0]
+    rules = {key: int(value) for key, value in given.get("rules", {}).items()}
+    if rules and policy != "anti-affinity":
+        raise errors.BadRequest("Only anti-affinity policy supports rules.")
+    context, group = request.context, ids.new()
+    limits = request.services.quota.source(context.project_id)
+
+    def work(tx: Connection) -> StoreRow:
+        quotas.lock(tx, context.project_id)
+        limit = limits(tx).of("server_groups")
+        if 0 <= limit <= quotas.server_groups_used(tx, context.project_id):
+            raise errors.Forbidden("Quota exceeded, too many server groups.")
+        return server_groups.create(tx, {"id": group, "project_id": context.project_id, "user_id": context.user_id,
+                                         "name": given["name"].strip(), "policy": policy, "rules": rules})
+    return {"server_group": render(visible_fields(FIELDS, request.version), request.make(server_groups.is_made, work),
+                                   [])}
+
+
+def delete(request: Request, group_id: str) -> None:
+    """DELETE /os-server-groups/{id}"""
+    request.write(lambda tx: server_groups.delete(tx, _find(tx, request, group_id, "delete").id))

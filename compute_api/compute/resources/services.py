@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services: who is there, taking a host out of use, declaring it down, and removing what is no more."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors, ids
+from common.store.engine import Connection
+from common.store.hosts import aggregates, hosts, services
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.request import Request
+from compute_api.compute.views.servers import fraction
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.microversions import Range
+from compute_api.edge.rows import StoreRow
+from compute_api.edge.validation import is_true
+
+#: The zone of services that are no hosts for servers.
+INTERNAL = "internal"
+
+
+def state(row: StoreRow) -> str:
+    """Up, as conductors see it, and not forced down."""
+    return "up" if row.up and not row.forced_down else "down"
+
+
+def status(row: StoreRow) -> str:
+    """Whether it takes new servers."""
+    return "disabled" if row.disabled else "enabled"
+
+
+#: ``view`` maps hosts to their zone.
+FIELDS: tuple[Field, ...] = (
+    Field("id", "id", until="2.52"),
+    Field("id", "uuid", since="2.53"),
+    Field("binary", "binary"),
+    Field("host", "host"),
+    Field("zone", lambda row, view: view[row.host] if row.binary == services.COMPUTE else INTERNAL),
+    Field("status", lambda row, view: status(row)),
+    Field("state", lambda row, view: state(row)),
+    Field("updated_at", lambda row, view: fraction(row.seen_at or row.updated_at)),
+    Field("disabled_reason", "disabled_reason"),
+    Field("forced_down", "forced_down", since="2.11"),
+)
+
+
+def index(request: Request) -> JsonObject:
+    """GET /os-services"""
+    def work(tx: Connection) -> list[JsonObject]:
+        zones = aggregates.zones(tx, request.services.settings.default_zone)
+        rows = services.list_all(tx, host=request.first("host"), binary=request.first("binary"))
+        getters = visible_fields(FIELDS, request.version)
+        return [render(getters, row, zones) for row in rows]
+    return {"services": request.read(work)}
+
+
+_FORCED = Range("2.11", "2.52")
+
+
+def update_by_host(request: Request, service_id: str) -> JsonObject:
+    """PUT /os-services/{enable, disable, disable-log-reason, force-down} (before 2.53)."""
+    given = request.body
+    known = {"enable": _enable, "disable": _disable, "disable-log-reason": _disable_with_reason,
+             **({"force-down": _force_down} if request.version in _FORCED else {})}
+    if service_id not in known:
+        raise errors.NotFound("Unknown action")
+    changes, shown = known[service_id](given)
+
+    def work(tx: Connection) -> None:
+        rows = services.list_all(tx, host=given["host"], binary=given["binary"])
+        if not rows:
+            raise errors.NotFound(f"Could not find binary {given['binary']} on host {given['host']}.")
+        services.set_state(tx, rows[0].uuid, **changes)
+    request.write(work)
+    request.services.wakeup.wake()
+    return {"service": {"host": given["host"], "binary": given["binary"], **shown}}
+
+
+Change = tuple[JsonObject, JsonObject]
+
+
+def _enable(given: JsonObject) -> Change:
+    return {"disabled": False, "disabled_reason": None}, {"status": "enabled"}
+
+
+def _disable(given: JsonObject) -> Change:
+    return {"disabled": True, "disabled_reason": None}, {"status": "disabled"}
+
+
+def _disable_with_reason(given: JsonObject) -> Change:
+    if "disabled_reason" not in given:
+        raise errors.BadRequest("Missing disabled reason field")
+    reason = given["disabled_reason"]
+    return {"disabled": True, "disabled_reason": reason}, {"status": "disabled", "disabled_reason": reason}
+
+
+def _force_down(given: JsonObject) -> Change:
+    if "forced_down" not in given:
+        raise errors.BadRequest("Missing forced_down field")
+    forced = is_true(given["forced_down"])
+    return {"forced_down": forced}, {"forced_down": forced}
+
+
+def update(request: Request, service_id: str) -> JsonObject:
+    """PUT /os-services/{uuid}"""
+    if not ids.is_uuid(service_id):
+        raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
+    changes = _changes(request.body)
+
+    def work(tx: Connection) -> JsonObject:
+        row = services.show(tx, service_id)
+        if row is None:
+            raise errors.NotFound(f"Service {service_id} could not be found.")
+        if row.binary != services.COMPUTE:
+            raise errors.BadRequest(f"Updating a {row.binary} service is not supported. Only nova-compute services "
+                                    "can be updated.")
+        services.set_state(tx, service_id, **changes)
+        zones = aggregates.zones(tx, request.services.settings.default_zone)
+        return render(visible_fields(FIELDS, request.version), services.show(tx, service_id), zones)
+    shown = request.write(work)
+    request.services.wakeup.wake()
+    return {"service": shown}
+
+
+def _changes(given: JsonObject) -> JsonObject:
+    if not {"status", "forced_down"} & set(given):
+        raise errors.BadRequest("No updates were requested. Fields 'status' or 'forced_down' should be specified.")
+    changes: JsonObject = {}
+    if "disabled_reason" in given and given.get("status") != "disabled":
+        raise errors.BadRequest("Specifying disabled_reason requires that status is set to disabled.")
+    if "status" in given:
+        disabled = given["status"] == "disabled"
+        changes |= {"disabled": disabled, "disabled_reason": given.get("disabled_reason") if disabled else None}
+    if "forced_down" in given:
+        changes["forced_down"] = is_true(given["forced_down"])
+    return changes
+
+
+def delete_by_number(request: Request, service_id: str) -> None:
+    """DELETE /os-services/{number} (before 2.53)"""
+    number = ids.number(service_id)
+    if number is None:
+        raise errors.BadRequest(f"Invalid service id {service_id[:40]}: give its number.")
+    _delete(request, service_id, number=number)
+
+
+def delete(request: Request, service_id: str) -> None:
+    """DELETE /os-services/{uuid}"""
+    if not ids.is_uuid(service_id):
+        raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
+    _delete(request, service_id, uuid=service_id)
+
+
+def _delete(request: Request, shown: str, **key: Any) -> None:
+    """A compute service goes with all that is known of its host; one that still runs comes back as a new one."""
+    def work(tx: Connection) -> None:
+        row = services.show(tx, **key)
+        if row is None:
+            raise errors.NotFound(f"Service {shown} could not be found.")
+        if row.binary == services.COMPUTE:
+            hosts.remove(tx, row, shown)
+        else:
+            services.remove(tx, row)
+    request.write(work)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregates as answers. ``view`` is the list of the aggregate's hosts."""
+from __future__ import annotations
+
+from common.store.hosts.aggregates import ZONE
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.views.servers import fraction
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+#: What the answer to a create shows: an aggregate that has neither hosts nor metadata of its own yet.
+NEW: tuple[Field, ...] = (
+    Field("id", "id"),
+    Field("name", "name"),
+    Field(ZONE, lambda row, view: row.meta.get(ZONE)),
+    Field("created_at", lambda row, view: fraction(row.created_at)),
+    Field("updated_at", lambda row, view: fraction(row.updated_at)),
+    Field("deleted", lambda row, view: False),
+    Field("deleted_at", lambda row, view: None),
+    Field("uuid", "uuid", since="2.41"),
+)
+FIELDS: tuple[Field, ...] = (
+    *NEW,
+    Field("hosts", lambda row, view: view),
+    Field("metadata", "meta"),
+)
+
+
+def one(row: StoreRow, hosts: list[str], version: int, fields: tuple[Field, ...] = FIELDS) -> JsonObject:
+    """One aggregate's body."""
+    return {"aggregate": render(visible_fields(fields, version), row, hosts)}
+
+
+def many(rows: list[StoreRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
+    """The body of the list."""
+    getters = visible_fields(FIELDS, version)
+    return {"aggregates": [render(getters, row, hosts[row.id]) for row in rows]}

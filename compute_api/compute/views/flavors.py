@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flavors as answers. ``view`` is the request's Links."""
+from __future__ import annotations
+
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.links import Links
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+EXTRA_SPECS = "os_compute_api:os-flavor-extra-specs:index"
+RULES = frozenset((EXTRA_SPECS,))
+
+NAMES: tuple[Field, ...] = (
+    Field("id", "flavorid"),
+    Field("name", "name"),
+    Field("links", lambda row, view: view.of("flavors", row.flavorid)),
+    Field("description", "description", since="2.55"),
+)
+FIELDS: tuple[Field, ...] = (
+    *NAMES,
+    Field("ram", "memory_mb"),
+    Field("disk", "root_gb"),
+    Field("vcpus", "vcpus"),
+    Field("swap", lambda row, view: row.swap_mb or "", until="2.74"),
+    Field("swap", "swap_mb", since="2.75"),
+    Field("OS-FLV-EXT-DATA:ephemeral", "ephemeral_gb"),
+    Field("OS-FLV-DISABLED:disabled", lambda row, view: False, until="2.101"),
+    Field("os-flavor-access:is_public", "is_public"),
+    Field("rxtx_factor", "rxtx_factor", until="2.101"),
+    Field("extra_specs", "extra_specs", since="2.61", rule=EXTRA_SPECS),
+)
+
+
+def one(row: StoreRow, links: Links, version: int, allowed: frozenset[str]) -> JsonObject:
+    """The body of a single flavor."""
+    return {"flavor": render(visible_fields(FIELDS, version, allowed), row, links)}
+
+
+def many(rows: list[StoreRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
+         ) -> list[JsonObject]:
+    """The items of a list."""
+    getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
+    return [render(getters, row, links) for row in rows]
+
+
+def access(row: StoreRow, projects: list[str]) -> JsonObject:
+    """Who may use a flavor that is not public."""
+    return {"flavor_access": [{"flavor_id": row.flavorid, "tenant_id": project} for project in projects]}

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instance actions and their events as answers: the journal in the API's words.
+
+An event of the API is a step that was begun: when it ended and how comes from the later entry of the same attempt.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from common import states
+from compute_api.compute.fields import Field, render, visible_fields
+from compute_api.compute.views.servers import fraction, host_id
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+_API = "os_compute_api:os-instance-actions:"
+TRACES, DETAILS = _API + "events", _API + "events:details"
+RULES = frozenset((TRACES, DETAILS))
+
+FIELDS: tuple[Field, ...] = (
+    Field("action", "name"),
+    Field("instance_uuid", "server_id"),
+    Field("message", lambda row, view: "Error" if row.state == "failed" else None),
+    Field("project_id", "project_id"),
+    Field("request_id", "request_id"),
+    Field("start_time", lambda row, view: fraction(row.created_at)),
+    Field("user_id", "user_id"),
+    Field("updated_at", lambda row, view: fraction(row.updated_at), since="2.58"),
+)
+
+
+@dataclass
+class ActionEvent:
+    """One step of the journal: its first entry and, when it is over, its last. A step that was in hand when its action
+    was ended by a later one has no last entry: it ended with its action."""
+
+    action: Any
+    begun: Any
+    ended: Any = None
+
+    @property
+    def cut_off(self) -> bool:
+        return self.ended is None and self.action.finished_at is not None
+
+    @property
+    def failed(self) -> bool:
+        return self.cut_off or self.ended is not None and self.ended.event in ("failed", "undo_failed")
+
+
+def _finish(row: ActionEvent, view: Any) -> str | None:
+    return fraction(row.action.finished_at if row.ended is None else row.ended.at)
+
+
+def _result(row: ActionEvent, view: Any) -> str | None:
+    if row.failed:
+        return "Error"
+    return None if row.ended is None else "Success"
+
+
+def _details(row: ActionEvent, view: Any) -> str | None:
+    source = row.action if row.ended is None else row.ended
+    text: str | None = source.message if row.failed else None
+    return text
+
+
+EVENT_FIELDS: tuple[Field, ...] = (
+    Field("event", lambda row, view: states.event_name(row.action.workflow, row.begun.step)),
+    Field("start_time", lambda row, view: fraction(row.begun.at)),
+    Field("finish_time", _finish),
+    Field("result", _result),
+    Field("traceback", lambda row, view: row.ended.details if row.failed and row.ended else None, rule=TRACES),
+    Field("hostId", lambda row, view: host_id(row.action.project_id, row.begun.host), since="2.62"),
+    Field("host", lambda row, view: row.begun.host or "", since="2.62", rule=TRACES),
+    Field("details", _details, since="2.84", rule=DETAILS),
+)
+#: Who sees the events at all.
+EVENTS = (Field("events", lambda row, view: view, until="2.50", rule=TRACES),
+          Field("events", lambda row, view: view, since="2.51"))
+
+
+def action(row: StoreRow, version: int) -> JsonObject:
+    """One action, without its events."""
+    return render(visible_fields(FIELDS, version), row)
+
+
+def action_with_events(row: StoreRow, journal: list[StoreRow], version: int, allowed: frozenset[str]) -> JsonObject:
+    """One action with what happened in it, newest first."""
+    getters = visible_fields(EVENT_FIELDS, version, allowed)
+    rendered = [render(getters, event) for event in reversed(events(row, journal))]
+    return {**action(row, version), **render(visible_fields(EVENTS, version, allowed), row, rendered)}
+
+
+def events(row: StoreRow, journal: list[StoreRow]) -> list[ActionEvent]:
+    """The journal's entries as events, one for each attempt of a step."""
+    found: dict[tuple[str, int], ActionEvent] = {}
+    for entry in journal:
+        event = found.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))
+        if entry.event in ("succeeded", "failed", "undo_failed") or event.begun is entry and entry.event == "undone":
+            event.ended = entry
+    return list(found.values())

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key pairs as answers."""
+from __future__ import annotations
+
+from compute_api.compute.fields import OMITTED, Field, render, visible_fields
+from compute_api.compute.views.servers import fraction
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+_COMMON: tuple[Field, ...] = (
+    Field("name", "name"),
+    Field("public_key", "public_key"),
+    Field("fingerprint", "fingerprint"),
+    Field("type", "type", since="2.2"),
+)
+NEW: tuple[Field, ...] = (
+    *_COMMON,
+    Field("user_id", "user_id"),
+    Field("private_key", lambda row, view: view or OMITTED, optional=True),
+)
+FIELDS: tuple[Field, ...] = (
+    *_COMMON,
+    Field("user_id", "user_id"),
+    Field("id", "id"),
+    Field("created_at", lambda row, view: fraction(row.created_at)),
+    Field("updated_at", lambda row, view: None),
+    Field("deleted", lambda row, view: False),
+    Field("deleted_at", lambda row, view: None),
+)
+
+
+def one(row: StoreRow, version: int) -> JsonObject:
+    """The body of a single key pair."""
+    return {"keypair": render(visible_fields(FIELDS, version), row)}
+
+
+def new(row: StoreRow, version: int, private: str | None) -> JsonObject:
+    """The body after making one; the only time that a private key is shown."""
+    return {"keypair": render(visible_fields(NEW, version), row, private)}
+
+
+def many(rows: list[StoreRow], version: int) -> list[JsonObject]:
+    """The items of a list."""
+    getters = visible_fields(_COMMON, version)
+    return [{"keypair": render(getters, row)} for row in rows]

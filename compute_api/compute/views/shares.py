@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of a server as answers."""
+from __future__ import annotations
+
+from common import states
+from common.store.servers.shares import INACTIVE
+from compute_api.compute.rows import ServerRecord
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.rows import StoreRow
+
+#: What an attached share is while its guest runs.
+ACTIVE = "active"
+_RUNS = (states.RUNNING, states.POWER_PAUSED)
+
+
+def of(mapping: StoreRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
+    """One; where it is mounted from is for admins."""
+    status = ACTIVE if mapping.status == INACTIVE and server.power_state in _RUNS else mapping.status
+    shown = {"share_id": mapping.share_id, "status": status, "tag": mapping.tag}
+    return {**shown, "uuid": mapping.uuid, "export_location": mapping.export_location} if is_admin else shown

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What policy rules are made of: Nova's roles, and the set of rules of a service."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+ADMIN = "rule:context_is_admin"
+MANAGER = "rule:project_manager_or_admin"
+MEMBER = "rule:project_member_or_admin"
+READER = "rule:project_reader_or_admin"
+SELF = "(rule:context_is_admin) or user_id:%(user_id)s"
+ANYBODY = "@"
+
+#: What the rules of a service are made of; the names are those that operators' files refer to.
+BASES: dict[str, str] = {
+    "context_is_admin": "role:admin",
+    "admin_or_owner": "is_admin:True or project_id:%(project_id)s",
+    "admin_api": "is_admin:True",
+    "project_manager_api": "role:manager and project_id:%(project_id)s",
+    "project_member_api": "role:member and project_id:%(project_id)s",
+    "project_reader_api": "role:reader and project_id:%(project_id)s",
+    "project_manager_or_admin": "rule:project_manager_api or rule:context_is_admin",
+    "project_member_or_admin": "rule:project_member_api or rule:context_is_admin",
+    "project_reader_or_admin": "rule:project_reader_api or rule:context_is_admin",
+    "service_api": "role:service",
+    "service_or_admin": "rule:service_api or rule:context_is_admin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """The rules of a service, without those that they are made of."""
+
+    defaults: Mapping[str, str]                 #: rule -> who may
+    #: former name -> its default then, and the names that stand for it now
+    former_names: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    unsupported: frozenset[str] = frozenset()   #: rules of operations that this cloud does not have
+
+    @property
+    def all_defaults(self) -> dict[str, str]:
+        """Also those that the rules are made of."""
+        return {**BASES, **self.defaults}
+
+    def former(self, name: str) -> Iterator[tuple[str, str]]:
+        """What a rule was once called, and what was the default under that name."""
+        return ((old, default) for old, (default, names) in self.former_names.items() if name in names)

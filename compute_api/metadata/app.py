@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WSGI application of the metadata service: what guests find at 169.254.169.254.
+
+``create`` is called once a process by ``service.application``, and by tests. The order for every request: who asks
+(signed by the proxy), how often, which guest that is, and only then what it asks for. What is answered comes from
+``common.instance_data``; a path without a first part that we know is one of EC2's tree.
+Must stay true: a guest is told of nobody but itself; every refusal is logged, without secrets.
+"""
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+import falcon
+from gunicorn.http.errors import ParseException
+
+from common import errors
+from common.instance_data import (
+    DOCUMENTS,
+    EC2_VERSIONS,
+    LATEST,
+    PASSWORD,
+    SEED_BYTES,
+    VERSIONS,
+    InstanceData,
+    find,
+    text,
+)
+from compute_api.edge import request_data
+from compute_api.edge.faults import TEXT_TYPE, TextFaults
+from compute_api.edge.response import JSON_TYPE
+from compute_api.metadata.guest_cache import GuestCache, GuestRecord
+from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
+from compute_api.metadata.rate_limit import RateLimiter
+
+logger = logging.getLogger(__name__)
+MAX_PASSWORD_BYTES = 4 * 255          # bytes, as guests' agents know it
+READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
+
+
+def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIApplication:
+    """The application over these guests."""
+    app: Any = falcon.App(media_type=TEXT_TYPE)
+    app.add_sink(MetadataResource(guests, proxy_secret, rate).serve, "/")
+    TextFaults(logger, _refusal, with_title=True, hides_missing=True).install(app)
+    application: WSGIApplication = app
+    return application
+
+
+class MetadataResource:
+    """Every path and method."""
+
+    def __init__(self, guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> None:
+        self._guests, self._secret, self._rate = guests, proxy_secret, rate
+
+    def serve(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        identity = identify(req.headers, self._secret)
+        wait, is_news = self._rate.take(identity.server)
+        if is_news:
+            logger.warning("server %r asks more often than [metadata] rate allows", identity.server)
+        if wait:
+            raise falcon.HTTPTooManyRequests(description="Too many requests.", retry_after=math.ceil(wait))
+        guest = self._guests.find(identity)
+        parts = [part for part in req.path.split("/") if part]
+        if _is_password(parts):
+            self._password(req, resp, identity.server, guest)
+            return
+        if req.method not in READ_METHODS:
+            raise falcon.HTTPMethodNotAllowed(READ_METHODS)
+        found = look_up(guest.data, parts)
+        if found is None:
+            raise falcon.HTTPNotFound(description="There is nothing of that name.")
+        resp.data, resp.content_type = found
+
+    def _password(self, req: falcon.Request, resp: falcon.Response, server: str, guest: GuestRecord) -> None:
+        if req.method in READ_METHODS:
+            resp.text = guest.password
+        elif req.method == WRITE_METHOD:
+            self._guests.post_password(server, _posted(req))
+        else:
+            raise falcon.HTTPMethodNotAllowed([*READ_METHODS, WRITE_METHOD])
+
+
+def look_up(data: InstanceData, parts: Sequence[str]) -> tuple[bytes, str] | None:
+    """What a guest finds at this path, and its type; None for nothing."""
+    tree, parts = (parts[0], parts[1:]) if parts[:1] in (["openstack"], ["ec2"]) else ("ec2", parts)
+    versions = VERSIONS if tree == "openstack" else EC2_VERSIONS
+    if not parts:
+        return text(list(versions)), TEXT_TYPE
+    version, *rest = parts
+    if version not in versions:
+        return None
+    if tree == "ec2":
+        node = find(data.ec2(version), rest)
+        return None if node is None else (text(node), TEXT_TYPE)
+    names = data.names(version)
+    if not rest:
+        return text(names), TEXT_TYPE
+    if rest[0] not in names or len(rest) > 1:
+        return None
+    content = data.document(version, rest[0], secrets.token_bytes(SEED_BYTES))
+    return content, JSON_TYPE if rest[0].endswith(".json") else TEXT_TYPE
+
+
+def _is_password(parts: Sequence[str]) -> bool:
+    return len(parts) == 3 and parts[0] == "openstack" and parts[2] == PASSWORD and parts[1] in VERSIONS \
+        and DOCUMENTS[PASSWORD] <= parts[1] <= LATEST
+
+
+def _posted(req: falcon.Request) -> str:
+    """The password in the body. Raises BadRequest."""
+    if (req.content_length or 0) > MAX_PASSWORD_BYTES:
+        raise errors.BadRequest(f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes.")
+    try:
+        body = request_data.stream_of(req).read(MAX_PASSWORD_BYTES + 1)
+        password = body.decode()
+    except (OSError, ParseException) as problem:
+        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
+    except UnicodeDecodeError as problem:
+        raise errors.BadRequest("The password is not text in UTF-8.") from problem
+    if len(body) > MAX_PASSWORD_BYTES:
+        raise errors.BadRequest(f"Request is too large; a password has at most {MAX_PASSWORD_BYTES} bytes.")
+    if len(body) < (req.content_length or 0):
+        raise errors.BadRequest("The request body ended early.")
+    if not password or "\x00" in password:
+        raise errors.BadRequest("The password is empty, or holds the character NUL.")
+    return password
+
+
+def _refusal(req: falcon.Request, problem: errors.Problem) -> str:
+    return (f"{req.method} {req.path[:200]!r}, said to be of server {str(req.headers.get(SERVER))[:64]!r} at "
+            f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process kilonova-metadata: metadata for guests over HTTP, through the network service's proxy.
+
+It reads the database, and asks nobody else but the operator's services of [vendor_data] dynamic_targets."""
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from wsgiref.types import WSGIApplication
+
+from oslo_config import cfg
+
+from common import config, service, tls
+from common.clients import vendor_data
+from compute_api.edge.server import Server, limits
+
+logger = logging.getLogger(__name__)
+
+_opened = ExitStack()
+
+
+def application(conf: cfg.ConfigOpts) -> WSGIApplication:
+    """The WSGI application; call it in the process that will serve it."""
+    from common.store.engine import Store
+    from common.store.version import guarded
+    from common.vault import Vault
+    from compute_api.metadata import app
+    from compute_api.metadata.guest_cache import GuestCache
+    from compute_api.metadata.rate_limit import RateLimiter
+    own = conf.metadata
+    store = guarded(Store.opened(conf, pool=own.threads))
+    _opened.callback(store.close)
+    guests = GuestCache(store, vendor_data.static(conf), Vault(conf.secret_key), own.cache_seconds,
+                    dynamic=vendor_data.configured(conf))
+    return app.create(guests, own.proxy_shared_secret, RateLimiter(own.rate))
+
+
+def main() -> None:
+    """The console script kilonova-metadata."""
+    conf = service.start("metadata")
+    try:
+        vendor_data.static(conf)
+        vendor_data.configured(conf)
+    except config.ConfigError as problem:
+        sys.exit(f"kilonova-metadata: {problem}")
+    if not conf.metadata.proxy_shared_secret:
+        logger.warning("no guest will be answered: set [metadata] proxy_shared_secret, the same as the network "
+                       "service's proxies have")
+    proof = service.checked("metadata", lambda: tls.protecting(conf, "[metadata] host", [conf.metadata.host],
+                                                               listens=True))
+    Server("kilonova-metadata", conf.metadata.host, conf.metadata.port, lambda: application(conf), _opened.close,
+           threads=conf.metadata.threads, limits=limits(conf), tls=proof).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WSGI application of the placement service, and the order of what it does to a request.
+
+``service.application`` calls ``create`` once a process; tests call it too. The wrapper that checks tokens says in the
+environment who the caller is; without a token only the version document is served.
+The order: request id, microversion, caller, path, method, route of that version, content type, policy, accepted type,
+query and body against their schemas, handler."""
+from __future__ import annotations
+
+import email.utils
+import time
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+import falcon
+
+from common import errors
+from common.clock import SECOND
+from common.store.engine import Store
+from common.store.placement import providers
+from compute_api.edge import request_data
+from compute_api.edge.faults import answered_with
+from compute_api.edge.microversions import HEADER, Range
+from compute_api.edge.middleware import Authentication, HttpRequest, RequestIds
+from compute_api.edge.policy import Policy
+from compute_api.edge.response import JSON_TYPE, send
+from compute_api.edge.routing import Endpoint, by_path
+from compute_api.placement import faults, microversions, routes
+from compute_api.placement.policies import PLACEMENT_RULES
+from compute_api.placement.request import PlacementRequest
+from compute_api.placement.routes import PlacementRoute
+from compute_api.placement.schemas import PlacementSchema
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+WITH_CACHE_HEADERS = Range("1.15")
+MAX_BODY_BYTES = 1024 * 1024
+
+
+def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
+    """The application over this store; ``policy``: in place of the defaults."""
+    in_order: list[Any] = [
+        RequestIds("X-Openstack-Request-Id"),
+        PlacementVersions(),
+        Authentication(lambda req: bool(req.path == "/")),
+    ]
+    app: Any = falcon.App(media_type=JSON_TYPE, request_type=HttpRequest, middleware=in_order)
+    app.resp_options.default_media_type = None
+    app.req_options.strip_url_path_trailing_slash = True
+    answered_with(app, faults.handle)
+    policy = policy or Policy(PLACEMENT_RULES)
+    for path, rows in by_path(routes.ROUTES).items():
+        app.add_route(path, PlacementEndpoint(rows, store, policy))
+    application: WSGIApplication = app
+    return application
+
+
+class PlacementVersions:
+    """Which version the request chose, and the headers that say so."""
+
+    def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
+        """Called by falcon."""
+        req.context.version = microversions.chosen(req.headers)
+
+    def process_response(self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool) -> None:
+        """Called by falcon."""
+        resp.set_header(HEADER, f"{microversions.SERVICE} {microversions.text(req.context.version)}")
+        resp.append_header("Vary", HEADER.lower())
+
+
+class PlacementEndpoint(Endpoint[PlacementRoute]):
+    """One path of the placement service; every method is answered in its words."""
+
+    def __init__(self, rows: list[PlacementRoute], store: Store, policy: Policy) -> None:
+        super().__init__(rows, METHODS)
+        self._store, self._policy = store, policy
+        self._methods = list(dict.fromkeys(row.method for row in rows))
+
+    def serve(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
+        """Called by falcon."""
+        version = req.context.version
+        route = self._known_row(req.method, version)
+        request_data.check_path(params.values())
+        request = PlacementRequest(context=req.context.caller, version=version, store=self._store, policy=self._policy,
+                                   query=request_data.query_of(req.query_string), base=req.prefix,
+                                   prefix=req.root_path)
+        _check_type(req, route)
+        if route.policy:
+            request.require(route.policy)
+        if route.success == 200 and not req.client_accepts(JSON_TYPE):
+            raise falcon.HTTPNotAcceptable()
+        route.query.check_query(version, {name: values[-1] for name, values in request.query.items()})
+        if route.body is not None:
+            request.body = self._body(req, request, route.body, params)
+        answer = send(resp, route.handler(request, **params), route.success)
+        if version in WITH_CACHE_HEADERS and route.cached:
+            at = time.time() if answer.modified is None else answer.modified / SECOND
+            resp.set_header("Last-Modified", email.utils.formatdate(at, usegmt=True))
+            resp.set_header("Cache-Control", "no-cache")
+
+    def _body(self, req: HttpRequest, request: PlacementRequest, schema: PlacementSchema, params: dict[str, str]
+              ) -> Any:
+        body = request_data.json_of(req, MAX_BODY_BYTES, lambda problem: f"Malformed JSON: {problem}")
+        try:
+            schema.check_body(request.version, body)
+        except errors.BadRequest:       # what is not there is said first
+            if "provider_uuid" in params:
+                request.read(providers.show, params["provider_uuid"])
+            raise
+        return body
+
+    def _known_row(self, method: str, version: int) -> PlacementRoute:
+        if method not in self._methods:
+            raise falcon.HTTPMethodNotAllowed(self._methods,
+                                              description=f"The method {method} is not allowed for this resource.")
+        if row := self.row(method, version):
+            return row
+        if any(row.path in routes.OLD_PATHS for row in self.rows):
+            raise falcon.HTTPMethodNotAllowed([row.method for row in self.rows if version in row.versions])
+        raise errors.NotFound("The resource could not be found.")
+
+
+def _check_type(req: HttpRequest, route: PlacementRoute) -> None:
+    """Raises BadRequest or UnsupportedMediaType: a body must say that it is JSON."""
+    length, kind = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None
+    if length and not length.isdecimal():
+        raise errors.BadRequest("content-length header must be an integer")
+    if length.strip("0") and not kind:
+        raise errors.BadRequest("content-type header required when content-length > 0")
+    if route.body is not None and request_data.media_type_of(kind) != JSON_TYPE:
+        raise errors.UnsupportedMediaType(f"The media type {kind} is not supported, use {JSON_TYPE}")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the placement service: ``{"errors": [{status, title, detail, code, …}]}``.
+
+Programs tell conflicts apart by ``code``, since 1.23."""
+from __future__ import annotations
+
+import html
+import http
+import logging
+
+import falcon
+import orjson
+
+from common import errors
+from compute_api.edge import faults
+from compute_api.edge.json_types import JsonObject
+from compute_api.edge.microversions import Range
+from compute_api.edge.middleware import HttpRequest
+from compute_api.edge.response import JSON_TYPE
+from compute_api.placement import microversions
+
+log = logging.getLogger(__name__)
+UNDEFINED, WITH_CODE = "placement.undefined_code", Range("1.23")
+_TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
+
+
+def body(status: int, detail: str) -> JsonObject:
+    """The body of an error, as far as it can be told without the request."""
+    return {"errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]}
+
+
+def _page(error: JsonObject) -> bytes:
+    title = f"{error['status']} {error['title']}"
+    return f"<html><title>{title}</title><h1>{title}</h1>{html.escape(error['detail'])}</html>\n".encode()
+
+
+def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, params: object) -> None:
+    """Falcon's error handler for everything that is raised."""
+    fault = faults.fault_of(problem, _TEXTS)
+    if fault.status >= 500:
+        faults.log_failure(log, req, problem)
+    said = body(fault.status, fault.text)
+    [error] = said["errors"]
+    error["request_id"] = req.context.request_id
+    if req.context.version in WITH_CODE:
+        error["code"] = getattr(problem, "code", None) or UNDEFINED
+    if isinstance(problem, errors.NotAcceptable):
+        error |= {"min_version": microversions.text(microversions.MIN),
+                  "max_version": microversions.text(microversions.MAX)}
+    resp.status = fault.status
+    resp.data, resp.content_type = orjson.dumps(said), JSON_TYPE
+    if not req.client_accepts(JSON_TYPE) and req.client_accepts("text/html"):      # a browser
+        resp.data, resp.content_type = _page(error), "text/html; charset=UTF-8"
+    resp.set_headers(dict(fault.headers))

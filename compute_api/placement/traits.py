@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/traits and /resource_providers/UUID/traits."""
+from __future__ import annotations
+
+from typing import Any
+
+from common import errors
+from common.store.engine import Connection
+from common.store.placement import allocations, providers, traits
+from compute_api.edge.response import ApiResponse
+from compute_api.edge.rows import StoreRow
+from compute_api.placement.request import BadQuery, PlacementRequest
+from compute_api.placement.schemas import CUSTOM_TRAIT
+
+
+def index(request: PlacementRequest) -> ApiResponse:
+    """Two statements; name=in:A,B or startswith:PREFIX, associated=true or false."""
+    associated = (request.first("associated") or "").lower()
+    if associated not in ("", "true", "false") or "associated" in request.query and not associated:
+        raise BadQuery('The query parameter "associated" only accepts "true" or "false"')
+    keep = _filter(request.first("name"))
+    found = request.read(traits.list_all, None if not associated else associated == "true")
+    return ApiResponse({"traits": [name for name in found if keep(name)]})
+
+
+def _filter(text: str | None) -> Any:
+    if text is None:
+        return lambda name: True
+    how, colon, what = text.partition(":")
+    if not colon or how not in ("in", "startswith"):
+        raise BadQuery("Badly formatted name parameter. Expected name query string parameter in form: "
+                       f'?name=[in|startswith]:[name1,name2|prefix]. Got: "{text[:300]}"')
+    names = set(what.split(","))
+    return names.__contains__ if how == "in" else lambda name: name.startswith(what)
+
+
+def show(request: PlacementRequest, name: str) -> ApiResponse:
+    """At most three statements."""
+    return ApiResponse(modified=request.read(traits.show, name))
+
+
+def create(request: PlacementRequest, name: str) -> ApiResponse:
+    """201: made; 204: it was there."""
+    try:
+        CUSTOM_TRAIT.check_body(request.version, name)
+    except errors.BadRequest as problem:
+        raise errors.BadRequest('The trait is invalid. A valid trait must be no longer than 255 characters, start with '
+                                'the prefix "CUSTOM_" and use following characters: "A"-"Z", "0"-"9" and "_"'
+                                ) from problem
+    made = request.write(traits.create, name)
+    return ApiResponse(status=201 if made else 204, headers={"Location": f"{request.base}/traits/{name}"})
+
+
+def delete(request: PlacementRequest, name: str) -> None:
+    """Only one that nobody has."""
+    request.write(traits.delete, name)
+
+
+def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
+    """Two statements."""
+    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+        provider = providers.show(tx, provider_uuid)
+        return provider, traits.of(tx, [provider.id])[provider.id]
+    return _view(*request.read(work))
+
+
+def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
+    """These by hand; what a host reports stays."""
+    def work(tx: Connection) -> tuple[StoreRow, list[str]]:
+        provider = providers.lock(tx, provider_uuid, request.body["resource_provider_generation"])
+        found = traits.put(tx, provider, request.body["traits"])
+        allocations.touch(tx, [provider.id])
+        return providers.show(tx, provider_uuid), found
+    return _view(*request.write(work))
+
+
+def clear(request: PlacementRequest, provider_uuid: str) -> None:
+    """None by hand."""
+    def work(tx: Connection) -> None:
+        provider = providers.lock(tx, provider_uuid)
+        traits.put(tx, provider, ())
+        allocations.touch(tx, [provider.id])
+    request.write(work)
+
+
+def _view(provider: StoreRow, found: list[str]) -> ApiResponse:
+    return ApiResponse({"resource_provider_generation": provider.generation, "traits": found},
+                       modified=provider.changed_at)

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The query of a server's volumes."""
-from __future__ import annotations
-
-from compute_api.schemas.common import COUNT, query, repeated
-from compute_api.validation import Versioned, strict
-
-LIST = Versioned(query({"limit": repeated(COUNT), "offset": repeated(COUNT)}), ("2.75", strict))

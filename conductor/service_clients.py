@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image, network and share service as the conductor uses them (``conductor.external_services``).
+
+Each is made after the process has forked. Only the lane of the service and the pending cleanups call it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from common.clients.identity import IdentityClient
+from common.clients.network_bindings import Bindings
+from common.clients.own_images import OwnImages
+from common.clients.shares import NAME, ShareClient
+from common.models import ImageRef, Interface
+
+T = TypeVar("T")
+
+
+class ImageService:
+    """The image service."""
+
+    def __init__(self, identity: IdentityClient) -> None:
+        self._images = OwnImages(identity)
+
+    def create(self, record: dict[str, Any]) -> None:
+        self._images.ask(lambda client, token: client.create(record, token))
+
+    def show(self, image_id: str) -> ImageRef:
+        return self._images.ask(lambda client, token: client.look(image_id, token)).ref
+
+    def delete(self, image_id: str) -> None:
+        self._images.ask(lambda client, token: client.delete(image_id, token))
+
+    def find(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+        found = self._images.ask(lambda client, token: client.find(filters, token))
+        return sorted(found, key=lambda image: str(image.get("created_at", "")), reverse=True)
+
+
+class NetworkService:
+    """The network service."""
+
+    def __init__(self, identity: IdentityClient, client: Bindings) -> None:
+        self._identity, self._client = identity, client
+
+    def ports(self, server: str) -> list[dict[str, Any]]:
+        return self._ask(lambda token: self._client.ports(token, device_id=server))
+
+    def port(self, port_id: str) -> dict[str, Any]:
+        return self._ask(lambda token: self._client.port(token, port_id))
+
+    def create(self, ports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self._ask(lambda token: self._client.create_ports(token, ports))
+
+    def update(self, port_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        return self._ask(lambda token: self._client.update_port(token, port_id, values))
+
+    def delete(self, port_id: str) -> None:
+        self._ask(lambda token: self._client.delete_port(token, port_id))
+
+    def bind_also(self, port: dict[str, Any], host: str) -> dict[str, Any] | None:
+        return self._ask(lambda token: self._client.bind_also(token, port, host))
+
+    def activate(self, port_id: str, host: str) -> None:
+        self._ask(lambda token: self._client.activate(token, port_id, host))
+
+    def unbind_at(self, port_id: str, host: str) -> None:
+        self._ask(lambda token: self._client.unbind_at(token, port_id, host))
+
+    def names_guests(self) -> bool:
+        return self._ask(lambda token: "dns-integration" in self._client.extensions(token))
+
+    def described(self, ports: Sequence[dict[str, Any]], floating: bool) -> list[Interface]:
+        return self._ask(lambda token: self._client.described(token, ports, floating))
+
+    def _ask(self, call: Callable[[str], T]) -> T:
+        return self._identity.with_token(call, "The network service")
+
+
+class ShareService:
+    """The share service. ``timeout``: seconds for an answer to begin."""
+
+    def __init__(self, identity: IdentityClient, timeout: float) -> None:
+        self._identity, self._client = identity, ShareClient(identity.share_url, timeout)
+
+    def allow(self, share_id: str, access_to: str) -> str:
+        return self._identity.with_token(lambda token: self._client.allow(token, share_id, access_to), f"The {NAME}")
+
+    def deny(self, share_id: str, access_to: str) -> None:
+        self._identity.with_token(lambda token: self._client.deny(token, share_id, access_to), f"The {NAME}")

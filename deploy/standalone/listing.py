@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lists of the APIs share: parameters of a query, and pages by keyset.
+
+The marker of a page is the last row of the page before; `id` breaks ties. What has no value sorts first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import falcon
+from sqlalchemy import Boolean, ColumnElement, Integer, Row, Select, Table, and_, func, or_, select
+
+Query = Mapping[str, str | list[str]]
+SortKeys = Sequence[tuple[str, bool]]
+"""(column, ascending); ends with id."""
+
+
+def values_of(query: Query, name: str) -> list[str]:
+    """All values of a parameter."""
+    values = query.get(name, [])
+    return [values] if isinstance(values, str) else list(values)
+
+
+def value_of(query: Query, name: str, default: str = "") -> str:
+    """The last value of a parameter."""
+    return (values_of(query, name) or [default])[-1]
+
+
+def number_of(name: str, value: str, maximum: int = 2**62) -> int:
+    """A number from 0 on. Raises 400."""
+    if not (value.isascii() and value.isdigit() and len(value) < 20 and int(value) <= maximum):
+        raise falcon.HTTPBadRequest(description=f"Invalid input for '{name}': it must be a number from 0 on.")
+    return int(value)
+
+
+def contains(column: ColumnElement[Any], value: str, key: str | None = None) -> ColumnElement[bool]:
+    """Whether a JSON list, or object under this key, holds a value."""
+    each = func.json_each(column).table_valued("key", "value")
+    found = select(each.c.key).where(each.c.value == value)
+    return (found if key is None else found.where(each.c.key == key)).exists()
+
+
+def paged(statement: Select[Any], table: Table, keys: SortKeys, marker: Row[Any] | None) -> Select[Any]:
+    """`statement` in the order of `keys`, from after `marker`."""
+    def nothing(name: str) -> Any:
+        return 0 if isinstance(table.c[name].type, Integer | Boolean) else ""
+
+    columns = [(func.coalesce(table.c[name], nothing(name)), up, name) for name, up in keys]
+    statement = statement.order_by(*[column.asc() if up else column.desc() for column, up, _ in columns])
+    if marker is None:
+        return statement
+    steps: list[ColumnElement[bool]] = []
+    equal: list[ColumnElement[bool]] = []
+    for column, up, name in columns:
+        last = nothing(name) if marker._mapping[name] is None else marker._mapping[name]
+        steps.append(and_(*equal, column > last if up else column < last))
+        equal.append(column == last)
+    return statement.where(or_(*steps))

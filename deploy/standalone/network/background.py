@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread beside the requests: sends events to the compute service, gives routers of dead hosts to living ones.
+
+Events are sent in the order of their commits. Those that the compute service refuses for good (it does not know the
+server any more) are dropped; while it is away they wait, for an hour at most.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from keystoneauth1 import exceptions
+from keystoneauth1.identity import v3
+from keystoneauth1.session import Session
+from sqlalchemy import Row, delete, select
+
+from deploy.standalone.network.fabric import Fabric
+from deploy.standalone.network.routers import place_routers
+from deploy.standalone.network.schema import events
+
+LOG = logging.getLogger("standalone.network")
+BATCH_SIZE, KEEP_SECONDS, TIMEOUT_SECONDS = 100, 3600, 10
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
+CHECK_SECONDS = 1.0      # between looks for routers without a living host
+ServerEvent = dict[str, str]
+
+
+class EventReceiver(Protocol):
+    """Receives events."""
+
+    def receive(self, batch: Sequence[ServerEvent]) -> bool:
+        """Whether the events were accepted, or refused for good; if not, they are sent again later."""
+
+
+class ComputeService:
+    """The compute service, found in the catalogue or at a fixed URL."""
+
+    def __init__(self, identity: Mapping[str, Any], url: str | None) -> None:
+        names = ("auth_url", "username", "password", "project_name")
+        plugin = v3.Password(user_domain_id="default", project_domain_id="default",
+                             **{name: identity[name] for name in names})
+        self._session, self._url = Session(auth=plugin, timeout=TIMEOUT_SECONDS), url
+
+    def receive(self, batch: Sequence[ServerEvent]) -> bool:
+        try:
+            url = self._url or self._session.get_endpoint(service_type="compute")
+            if not url:
+                LOG.warning("The catalogue names no compute service: give --compute-url.")
+                return False
+            answer = self._session.post(f"{url.rstrip('/')}/os-server-external-events", json={"events": list(batch)},
+                                        raise_exc=False)
+        except exceptions.ClientException as error:
+            LOG.warning("Cannot send %d events to the compute service: %s", len(batch), type(error).__name__)
+            return False
+        if answer.status_code in (401, 403, 408, 423, 425, 429) or answer.status_code >= 500:
+            LOG.warning("The compute service answered %d to %d events.", answer.status_code, len(batch))
+            return False
+        if answer.status_code not in (200, 207, 404, 422):
+            LOG.error("The compute service refuses %d events (%d): %s", len(batch), answer.status_code,
+                      answer.text[:200])
+        return True
+
+
+class BackgroundThread:
+    """Runs as long as the process does."""
+
+    def __init__(self, fabric: Fabric, receiver: EventReceiver) -> None:
+        self._fabric, self._receiver = fabric, receiver
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Release the requests that wait for hosts, and the thread: the process is about to end."""
+        self._fabric.hosts.end()
+        self._ending.set()
+
+    def _run(self) -> None:
+        pause = MIN_PAUSE_SECONDS
+        while not self._ending.is_set():
+            try:
+                place_routers(self._fabric)
+                self._fabric.has_events.clear()
+                is_done = send_events(self._fabric, self._receiver)
+            except Exception:
+                LOG.exception("A round of the background thread failed; it tries again.")
+                is_done = False
+            if is_done:
+                pause = MIN_PAUSE_SECONDS
+                self._fabric.has_events.wait(CHECK_SECONDS)
+            else:
+                self._ending.wait(pause)
+                pause = min(MAX_PAUSE_SECONDS, 2 * pause)
+
+
+def send_events(fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time) -> bool:
+    """Send all events, the oldest first; False when some were not accepted."""
+    while True:
+        with fabric.database.read() as connection:
+            rows = connection.execute(select(events).order_by(events.c.id).limit(BATCH_SIZE)).all()
+        if not rows:
+            return True
+        if not _send(rows, receiver, now):
+            return False
+        with fabric.database.write() as connection:
+            connection.execute(delete(events).where(events.c.id <= rows[-1].id))
+
+
+def _send(rows: Sequence[Row[Any]], receiver: EventReceiver, now: Callable[[], float]) -> bool:
+    fresh = [row for row in rows if row.created > now() - KEEP_SECONDS]
+    if len(fresh) < len(rows):
+        LOG.error("Dropped %d events that the compute service did not accept for an hour.", len(rows) - len(fresh))
+    batch = [{"name": row.name, "server_uuid": row.server, "status": row.status} |
+             ({"tag": row.tag} if row.tag else {}) for row in fresh]
+    # An event makes its receiver look again and says nothing of what there is to see: of equal ones the last suffices.
+    last = {tuple(sorted(event.items())): place for place, event in enumerate(batch)}
+    return not fresh or receiver.receive([batch[place] for place in sorted(last.values())])

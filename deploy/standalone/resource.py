@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resources of the APIs: list, create, show, change and delete, each in one transaction.
+
+A `Resource` says what is its own: its table, who may do what, how a body is checked, and how a row is made, changed,
+removed and shown. It never begins a transaction; the answer to a write is read after its commit.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import falcon
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, select, true
+from sqlalchemy.exc import IntegrityError
+
+from deploy.standalone.database import Database
+from deploy.standalone.web import answer, part_of, read_json, read_object
+
+Body = dict[str, Any]
+MAX_BULK = 1000
+
+
+@dataclass
+class Transaction:
+    """A writing transaction under way."""
+
+    connection: Connection
+
+    def one(self, table: Table, key: str) -> Row[Any] | None:
+        """The row with this id."""
+        return self.connection.execute(select(table).where(table.c.id == key)).first()
+
+    def remove(self, table: Table, key: str) -> None:
+        """Delete the row with this id."""
+        self.connection.execute(delete(table).where(table.c.id == key))
+
+
+class ResourceService(Protocol):
+    """What the resources of a service work on."""
+
+    @property
+    def database(self) -> Database:
+        """To read from."""
+
+    def change(self) -> AbstractContextManager[Any]:
+        """A `Transaction` that commits when the block ends well."""
+
+    def settle(self, change: Any) -> None:
+        """Wait for what a committed change has begun elsewhere."""
+
+
+class Resource:
+    """What the API shows under one plural. `Any` of a caller and a change is the service's own type."""
+
+    name: str                                #: of one, in a body
+    plural: str                              #: in a path
+    table: Table
+    bulk: bool | None = None                 #: whether several are made at a time: None if the client wants
+
+    @property
+    def collection(self) -> str:
+        """The name of several in a body."""
+        return self.plural.replace("-", "_")
+
+    def select(self) -> Select[Any]:
+        """What `show` needs of each row."""
+        return select(self.table)
+
+    def visible(self, caller: Any) -> ColumnElement[bool]:
+        """The rows that this caller may know of."""
+        return true()
+
+    def admit(self, caller: Any, action: str, key: str = "") -> None:
+        """Raises 403 for a caller who may not list, create, show, update or delete, whatever is there."""
+
+    def admit_to(self, caller: Any, action: str, row: Row[Any]) -> None:
+        """Raises 403 for a caller who may not update or delete this one."""
+
+    def not_found(self, key: str) -> falcon.HTTPError:
+        """The 404."""
+        raise NotImplementedError
+
+    def conflict(self, action: str, error: IntegrityError) -> falcon.HTTPError:
+        """The refusal of what the database's constraints refuse."""
+        raise error
+
+    def checked(self, caller: Any, body: object, *, new: bool) -> Body:
+        """A body, checked. Raises 400, 403."""
+        raise NotImplementedError
+
+    def show(self, req: falcon.Request, row: Mapping[Any, Any]) -> Body:
+        """A row as the API shows it."""
+        raise NotImplementedError
+
+    def page(self, service: Any, req: falcon.Request) -> tuple[list[Row[Any]], Body]:
+        """The rows of a list, and what stands beside them. Raises 400."""
+        raise NotImplementedError
+
+    def create(self, change: Any, caller: Any, body: Body) -> str:
+        """Make one and return its id."""
+        raise NotImplementedError
+
+    def update(self, change: Any, caller: Any, row: Row[Any], body: Body) -> None:
+        """Change one."""
+        raise NotImplementedError
+
+    def delete(self, change: Any, caller: Any, row: Row[Any]) -> None:
+        """Remove one."""
+        change.remove(self.table, row.id)
+
+    def find(self, connection: Connection, caller: Any, key: str) -> Row[Any]:
+        """One that the caller may know of. Raises 404 also for one that they may not."""
+        row = connection.execute(self.select().where(self.table.c.id == key, self.visible(caller))).first()
+        if row is None:
+            raise self.not_found(key)
+        return row
+
+
+class Collection:
+    """GET and POST of a plural."""
+
+    def __init__(self, service: ResourceService, resource: Resource) -> None:
+        self._service, self._resource = service, resource
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resource = self._resource
+        resource.admit(req.context.caller, "list")
+        rows, beside = resource.page(self._service, req)
+        answer(resp, {resource.collection: [resource.show(req, row._mapping) for row in rows]} | beside)
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resource, caller = self._resource, req.context.caller
+        resource.admit(caller, "create")
+        body = read_json(req)
+        is_bulk = resource.bulk
+        if is_bulk is None:
+            is_bulk = isinstance(body, dict) and isinstance(body.get(resource.collection), list)
+        items = part_of(body, resource.collection) if is_bulk else [part_of(body, resource.name)]
+        if not isinstance(items, list) or not 0 < len(items) <= MAX_BULK:
+            raise falcon.HTTPBadRequest(description=f"'{resource.collection}' must be a list of 1 to {MAX_BULK}.")
+        wanted = [resource.checked(caller, item, new=True) for item in items]
+        try:
+            with self._service.change() as change:
+                keys = [resource.create(change, caller, item) for item in wanted]
+        except IntegrityError as error:
+            raise resource.conflict("create", error) from error
+        self._service.settle(change)
+        shown = self._shown(req, keys)
+        resp.status = falcon.HTTP_201
+        answer(resp, {resource.collection: shown} if is_bulk else {resource.name: shown[0]})
+
+    def _shown(self, req: falcon.Request, keys: list[str]) -> list[Body]:
+        with self._service.database.read() as connection:
+            rows = connection.execute(self._resource.select().where(self._resource.table.c.id.in_(keys))).all()
+        by_id = {row.id: self._resource.show(req, row._mapping) for row in rows}
+        for key in keys:
+            if key not in by_id:      # deleted meanwhile
+                raise self._resource.not_found(key)
+        return [by_id[key] for key in keys]
+
+
+class Item:
+    """GET and DELETE of one; how it is changed, a subclass says."""
+
+    def __init__(self, service: ResourceService, resource: Resource) -> None:
+        self._service, self._resource = service, resource
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        resource = self._resource
+        resource.admit(req.context.caller, "show", key)
+        with self._service.database.read() as connection:
+            row = resource.find(connection, req.context.caller, key)
+        answer(resp, {resource.name: resource.show(req, row._mapping)})
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        resource, caller = self._resource, req.context.caller
+        resource.admit(caller, "delete", key)
+        try:
+            with self._service.change() as change:
+                row = resource.find(change.connection, caller, key)
+                resource.admit_to(caller, "delete", row)
+                resource.delete(change, caller, row)
+        except IntegrityError as error:
+            raise resource.conflict("delete", error) from error
+        resp.status = falcon.HTTP_204
+
+    def _update(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
+        resource, caller = self._resource, req.context.caller
+        resource.admit(caller, "update", key)
+        wanted = resource.checked(caller, read_object(req, resource.name), new=False)
+        try:
+            with self._service.change() as change:
+                row = resource.find(change.connection, caller, key)
+                resource.admit_to(caller, "update", row)
+                resource.update(change, caller, row, wanted)
+        except IntegrityError as error:
+            raise resource.conflict("update", error) from error
+        self._service.settle(change)
+        self.on_get(req, resp, key)

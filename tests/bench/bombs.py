@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others wait while an agent reads image bombs: ``python -m tests.bench.bombs``, about a minute.
+
+Small files that say that they are large are inspected, and a compressed one is unpacked, several at a time and without
+a pause, by the helpers of an agent. Meanwhile the same process does what an exchange takes (its domains, and a result
+in the journal), and inspects a sound image. Prints p50 and p99 of both, without bombs and with them. Nothing is
+asserted.
+"""
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from common.models import Result
+from compute_agent.journal import Journal
+from compute_agent.sandbox import client
+from compute_agent.virt.driver import VerbFailed
+from compute_agent.virt.libvirt import inspection, qemu_img
+from compute_agent.virt.libvirt.domain_xml import Disk
+from compute_agent.virt.memory.driver import MemoryDriver
+from compute_agent.virt.memory.host import MemoryHost
+from compute_agent.virt.memory.script import QUIET
+from tests.contract.hostile_images import corpus
+from tests.unit.compute_agent.test_qcow2 import sound
+
+SECONDS, PAUSE, UNPACKED = 20.0, 0.01, 256 * 1024 ** 2
+
+
+class Attack:
+    """So many threads, each with a bomb after the other until it is over."""
+
+    def __init__(self, folder: Path, inspecting: int, unpacking: int) -> None:
+        self._over = threading.Event()
+        self.done = 0
+        bombs = [folder / f"bomb{number}" for number, one in enumerate(
+            each for each in corpus(folder / "canary") if "bytes" in each.name or "4 TiB" in each.name)]
+        works = [lambda number=number: self._inspect(bombs[number % len(bombs)]) for number in range(inspecting)]
+        works += [lambda number=number: self._unpack(folder, number) for number in range(unpacking)]
+        self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        while not self._over.is_set():
+            with suppress(VerbFailed):
+                work()
+            self.done += 1
+
+    def _inspect(self, bomb: Path) -> None:
+        inspection.finished(bomb, "qcow2", QUIET)
+        inspection.require_opens(bomb, "qcow2", QUIET)
+
+    def _unpack(self, folder: Path, number: int) -> None:
+        qemu_img.copy(Disk(folder / "packed"), folder / f"unpacked{number}", UNPACKED, QUIET)
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def prepare(folder: Path) -> None:
+    """The bombs, a sound image, and one of few bytes that becomes long."""
+    for number, one in enumerate(each for each in corpus(folder / "canary")
+                                 if "bytes" in each.name or "4 TiB" in each.name):
+        (folder / f"bomb{number}").write_bytes(one.content)
+    (folder / "sound").write_bytes(sound())
+    with (folder / "raw").open("wb") as raw:
+        for _ in range(UNPACKED // 1024 ** 2):
+            raw.write(b"x" * 1024 ** 2)
+    subprocess.run(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", folder / "raw", folder / "packed"],
+                   check=True)
+    (folder / "raw").unlink()
+
+
+def measured(work: Callable[[], object]) -> str:
+    """p50 and p99 of the work, done again and again for a time."""
+    took, until = [], time.monotonic() + SECONDS
+    while (begun := time.monotonic()) < until:
+        work()
+        took.append(1000 * (time.monotonic() - begun))
+        time.sleep(PAUSE)               # others do not ask without a pause either
+    took.sort()
+    return f"p50 {took[len(took) // 2]:.1f} ms, p99 {took[len(took) * 99 // 100]:.1f} ms of {len(took)}"
+
+
+def main() -> None:
+    """Print two lines for each number of bombs."""
+    with tempfile.TemporaryDirectory(prefix="kn-bombs-", dir="/var/tmp") as name:
+        folder = Path(name)
+        prepare(folder)
+        driver, journal = MemoryDriver(MemoryHost("h1")), Journal(folder / "agent.db")
+        driver.domains()
+
+        def exchange() -> None:
+            driver.domains()
+            journal.end(Result("a/s/1", "server", 1, "done"))
+        for inspecting, unpacking in ((0, 0), (4, 0), (2, 2)):
+            attack = Attack(folder, inspecting, unpacking)
+            for what, work in (("exchange", exchange),
+                               ("sound image", lambda: inspection.finished(folder / "sound", "qcow2", QUIET))):
+                print(f"{inspecting} inspected, {unpacking} unpacked at a time: {what:12} {measured(work)}", flush=True)
+            attack.end()
+            print(f"  {attack.done} bombs", flush=True)
+        client.helpers().close()
+
+
+if __name__ == "__main__":
+    main()

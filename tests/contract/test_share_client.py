@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared file system service as API and conductor use it: one suite for the one in memory, which the workflows'
+tests use, and for our client over HTTP with a double of Manila behind it.
+
+It can be run at a real Manila, with a share of whoever the token is (an admin, as rules are locked):
+KILONOVA_SHARE_URL=http://…/share/v2 KILONOVA_SHARE_TOKEN=… KILONOVA_SHARE=ID pytest tests/contract/test_share_client.py
+"""
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import pytest
+
+from common import errors, ids
+from common.clients.shares import ACTIVE, FAILED, ShareClient
+from conductor.external_services import ShareApi
+from tests.contract.manila import Manila
+from tests.waiting import await_true
+from tests.workflows import shares as in_memory
+
+MINE, OTHER = "m" * 32, "o" * 32
+ADDRESS, ANOTHER = "192.0.2.11", "192.0.2.12"
+
+
+class Rig(Protocol):
+    """A service with one share, and what the conductor asks of it."""
+
+    share: str
+    service: ShareApi
+
+
+class Quiet(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        pass
+
+
+class OverHttp:
+    """The double of Manila behind our client, with an admin's token."""
+
+    def __init__(self) -> None:
+        self.manila = Manila({"mine": MINE, "other": OTHER, "admin": None})
+        self.share = self.manila.add_share(MINE, "192.0.2.8:/shares/a", "192.0.2.9:/shares/a")
+        self._server = make_server("127.0.0.1", 0, self.manila, handler_class=Quiet)
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.client = ShareClient(f"{self.url}/v2")
+        self.service: ShareApi = AsOne(self.client, "admin")
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class AsOne:
+    """The client with one token."""
+
+    def __init__(self, client: ShareClient, token: str) -> None:
+        self._client, self._token = client, token
+
+    def allow(self, share_id: str, access_to: str) -> str:
+        return self._client.allow(self._token, share_id, access_to)
+
+    def deny(self, share_id: str, access_to: str) -> None:
+        self._client.deny(self._token, share_id, access_to)
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.share = ids.new()
+        self.service: ShareApi = in_memory.Shares()
+
+
+class Real:
+    def __init__(self, url: str) -> None:
+        self.share = os.environ["KILONOVA_SHARE"]
+        self.service: ShareApi = AsOne(ShareClient(url), os.environ["KILONOVA_SHARE_TOKEN"])
+
+
+@pytest.fixture
+def http() -> Iterator[OverHttp]:
+    made = OverHttp()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["memory", "http", "real"])
+def rig(request: pytest.FixtureRequest) -> Rig:
+    if request.param == "real":
+        if "KILONOVA_SHARE_URL" not in os.environ:
+            pytest.skip("KILONOVA_SHARE_URL names no Manila")
+        return Real(os.environ["KILONOVA_SHARE_URL"])
+    found: Rig = InMemory() if request.param == "memory" else request.getfixturevalue("http")
+    return found
+
+
+def test_a_rule_comes_once_and_goes(rig: Rig) -> None:
+    for _ in range(2):
+        await_true(lambda: rig.service.allow(rig.share, ADDRESS) == ACTIVE, 60, lambda: "the rule is not applied")
+    assert rig.service.allow(rig.share, ADDRESS) == ACTIVE
+    for _ in range(2):
+        rig.service.deny(rig.share, ADDRESS)
+
+
+def test_addresses_have_rules_of_their_own(rig: Rig) -> None:
+    for address in (ADDRESS, ANOTHER):
+        rig.service.allow(rig.share, address)
+    rig.service.deny(rig.share, ADDRESS)
+    await_true(lambda: rig.service.allow(rig.share, ANOTHER) == ACTIVE, 60, lambda: "the other rule is gone too")
+    rig.service.deny(rig.share, ANOTHER)
+
+
+def test_a_share_that_is_gone_has_no_rules(http: OverHttp) -> None:
+    with pytest.raises(errors.NotFound, match="could not be found"):
+        http.service.allow(ids.new(), ADDRESS)
+    http.service.deny(ids.new(), ADDRESS)
+
+
+def test_rules_are_locked_and_hide_the_host(http: OverHttp) -> None:
+    http.service.allow(http.share, ADDRESS)
+    [rule] = http.manila.rules.values()
+    assert (rule["locked"], rule["hidden"], rule["access_level"], rule["access_type"]) == (True, True, "rw", "ip")
+    assert http.client.rules("mine", http.share, ADDRESS) == [], "a tenant does not see it"
+
+
+def test_a_rule_is_active_when_it_is_applied(http: OverHttp) -> None:
+    http.manila.applies_after = 2
+    states = [http.service.allow(http.share, ADDRESS) for _ in range(4)]
+    assert states == ["applying", "applying", "applying", ACTIVE] and len(http.manila.rules) == 1
+
+
+def test_a_rule_that_cannot_be_applied_says_so(http: OverHttp) -> None:
+    http.manila.fails = True
+    http.service.allow(http.share, ADDRESS)
+    assert http.service.allow(http.share, ADDRESS) == FAILED
+
+
+def test_whoever_was_quicker_makes_no_refusal(http: OverHttp) -> None:
+    """Another conductor makes the rule between our look and our call."""
+    http.manila.meanwhile = lambda: http.manila.add_rule(http.share, ADDRESS)
+    assert http.service.allow(http.share, ADDRESS) == ACTIVE
+    assert len(http.manila.rules) == 1
+
+
+def test_a_share_is_told_with_its_preferred_location(http: OverHttp) -> None:
+    for token in ("mine", "admin"):
+        found = http.client.share(token, http.share)
+        assert (found.id, found.status, found.protocol, found.export_location) == (
+            http.share, "available", "NFS", "192.0.2.9:/shares/a")
+    bare = http.manila.add_share(MINE)
+    assert http.client.share("mine", bare).export_location is None
+
+
+@pytest.mark.parametrize(("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)])
+def test_what_a_token_may_not_see_is_not_told(http: OverHttp, token: str, kind: type[errors.Problem]) -> None:
+    with pytest.raises(kind):
+        http.client.share(token, http.share)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_service_in_trouble_is_asked_again(http: OverHttp, status: int) -> None:
+    http.manila.trouble = [status]
+    with pytest.raises(errors.Unavailable):
+        http.service.allow(http.share, ADDRESS)
+
+
+def test_an_old_service_says_what_it_lacks(http: OverHttp) -> None:
+    http.manila.latest = (2, 81)
+    with pytest.raises(errors.Conflict, match=r"does not know version 2\.82"):
+        http.service.allow(http.share, ADDRESS)
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v2", "/v2/", f"/v2/{MINE}"])
+def test_an_endpoint_may_end_as_catalogues_write_it(http: OverHttp, end: str) -> None:
+    assert ShareClient(http.url + end).share("mine", http.share).id == http.share
+
+
+def test_a_cloud_without_the_service_says_so() -> None:
+    assert not ShareClient(lambda: None).has_service() and ShareClient("http://127.0.0.1:1").has_service()
+    with pytest.raises(errors.Unavailable, match="names no shared file system service"):
+        ShareClient(lambda: None).share("mine", ids.new())

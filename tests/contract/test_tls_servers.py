@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RabbitMQ, PostgreSQL and MariaDB over TLS, as an operator sets them up: what is said goes through it."""
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from common import config, errors
+from common.models import Heartbeat, HeartbeatAnswer
+from common.rpc import conductor
+from common.rpc.transport import Transport
+from common.store.engine import Store
+from deploy.authority import Authority
+from deploy.servers import Servers
+from tests.contract.test_host_link import World
+from tests.contract.test_rpc import Told
+from tests.contract.test_tls import load, ours  # noqa: F401  # fixtures
+
+pytestmark = pytest.mark.slice("guests")
+ENCRYPTED = {"postgresql": "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
+             "mariadb": "SELECT variable_value FROM information_schema.session_status "
+                        "WHERE variable_name = 'Ssl_version'"}
+
+
+@pytest.fixture(scope="module")
+def urls(ours: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
+    """Of servers that show a certificate for 127.0.0.1."""
+    with tempfile.TemporaryDirectory(prefix="kn-tls-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with Servers(Path(folder), ours.issue("servers", "127.0.0.1")) as servers:
+            yield {kind: servers.start(kind) for kind in ("rabbitmq", *ENCRYPTED)}
+
+
+def test_processes_and_hosts_speak_through_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
+    conf = load(DEFAULT=f"transport_url = {urls['rabbitmq']}")
+    server, client = Transport(conf), Transport(conf)
+    server.serve("kilonova-tls", "one", {"twice": lambda number: 2 * number})
+    assert client.call("kilonova-tls", "twice", number=21) == 42
+    for transport in (client, server):
+        transport.close()
+    world = World(urls["rabbitmq"], conf)
+    world.listening(Told(HeartbeatAnswer(True, "c")))
+    link = conductor.ConductorClient(world.host())
+    for _ in range(3):
+        assert link.heartbeat(Heartbeat("h1", 3), 5) == HeartbeatAnswer(True, "c")
+    world.close()
+
+
+@pytest.mark.parametrize("kind", ENCRYPTED)
+@pytest.mark.parametrize("own", [False, True], ids=["without a certificate", "with one"])
+def test_the_database_is_spoken_to_through_tls(load, ours, urls, kind: str, own: bool) -> None:  # noqa: F811
+    mine = ours.issue("conductor", "127.0.0.1")
+    lines = f"ca_file = {ours.path}\n" + (f"cert_file = {mine.cert}\nkey_file = {mine.key}" if own else "")
+    store = Store.opened(load(tls=lines, database=f"url = {urls[kind]}"))
+    assert store.read(lambda tx: str(tx.scalar(sa.text(ENCRYPTED[kind])))) in ("TLSv1.3", "TLSv1.2")
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ENCRYPTED)
+def test_the_servers_name_is_verified(load, urls: dict[str, str], kind: str) -> None:  # noqa: F811
+    store = Store.opened(load(database=f"url = {urls[kind].replace('@127.0.0.1', '@localhost')}"))
+    with pytest.raises(errors.NoStore):
+        store.read(lambda tx: tx.scalar(sa.text("SELECT 1")))
+    store.close()
+
+
+def test_who_speaks_plain_text_to_such_a_broker_is_not_heard(load, urls: dict[str, str]) -> None:  # noqa: F811
+    conf = load(tls="")
+    with pytest.raises(errors.NoAnswer):
+        Transport(conf, urls["rabbitmq"]).call("kilonova-tls", "twice", timeout=1, number=1)
+    config.CONF.clear()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that begin to speak TLS as a broker, PostgreSQL, MariaDB and our own do, under any certificate, or refuse to.
+
+Each hears one client out: ``heard`` is what came of it in plain text, ``is_proved`` whether the client went through
+with the handshake. What the real ones do after that is tests/contract/test_tls_servers.py's.
+"""
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from common.tls import Tls
+
+#: MariaDB's greeting: protocol 10, version, thread, first part of the salt, what it can (with TLS or without).
+CAN_TLS, CAN_REST = 0x0800, 0xA208 | 0x0001
+GREETING = (b"\x0a10.11.0-MariaDB\0" + b"\1\0\0\0" + b"saltsalt\0" + b"%b" + b"\x2d\2\0" + b"\x0f\xa0" + b"\x15"
+            + b"\0" * 10 + b"saltsaltsalt\0" + b"mysql_native_password\0")
+
+
+class Peer:
+    """Listens on 127.0.0.1 until it is closed. ``proof`` None: it speaks plain text only."""
+
+    def __init__(self, kind: str, proof: Tls | None) -> None:
+        self._proof, self._speak = proof, KINDS[kind]
+        self.heard, self.is_proved = b"", threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(10)
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                channel, _ = self._listener.accept()
+                channel.settimeout(5)
+                with contextlib.suppress(OSError), channel:
+                    if self._speak(self, channel) and self._proof is not None:
+                        self._prove(channel)
+
+    def _prove(self, channel: socket.socket) -> None:
+        assert self._proof is not None
+        with self._proof.for_server(proved=False).wrap_socket(channel, server_side=True) as secured:
+            secured.settimeout(5)
+            if secured.recv(1):          # with TLS 1.3 only what a client says shows that it accepted us
+                self.is_proved.set()
+
+    def hear(self, channel: socket.socket, most: int = 4096) -> bytes:
+        """What the client says next."""
+        said = channel.recv(most)
+        self.heard += said
+        return said
+
+    @property
+    def can_tls(self) -> bool:
+        return self._proof is not None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+def _amqp(peer: Peer, channel: socket.socket) -> bool:
+    if not peer.can_tls:
+        if peer.hear(channel, 8) == b"AMQP\0\0\x09\x01":
+            peer.hear(channel)
+        return False
+    return True
+
+
+def _at_once(peer: Peer, channel: socket.socket) -> bool:
+    if not peer.can_tls:
+        peer.hear(channel)
+    return peer.can_tls
+
+
+def _postgresql(peer: Peer, channel: socket.socket) -> bool:
+    peer.hear(channel, 8)           # "may we speak TLS?"
+    channel.sendall(b"S" if peer.can_tls else b"N")
+    if not peer.can_tls:
+        peer.hear(channel)
+    return peer.can_tls
+
+
+def _mariadb(peer: Peer, channel: socket.socket) -> bool:
+    packet = GREETING % (CAN_REST | (CAN_TLS if peer.can_tls else 0)).to_bytes(2, "little")
+    channel.sendall(len(packet).to_bytes(3, "little") + b"\0" + packet)
+    peer.hear(channel, 36)          # "now TLS", which has no name and no password
+    return peer.can_tls
+
+
+KINDS: dict[str, Callable[[Peer, socket.socket], bool]] = {
+    "broker": _amqp, "https": _at_once, "postgresql": _postgresql, "mariadb": _mariadb}
+
+
+@contextlib.contextmanager
+def peer(kind: str, proof: Tls | None) -> Iterator[Peer]:
+    """One that is closed at the end."""
+    made = Peer(kind, proof)
+    try:
+        yield made
+    finally:
+        made.close()
+
+

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./deploy/test fuzz [-- --seed S] [--requests N] [--only NUMBER]``: requests by chance over every route.
+
+Prints the seed, and for each kind of failure one request with the command that sends it again.
+"""
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.fuzz import run
+from tests.surface.world import World
+
+REQUESTS = 50_000
+SHOWN = 30              # kinds of failures
+EVERY = 5_000           # requests between two lines
+
+
+def main() -> int:
+    """Send them, and say what failed; the status is 1 then."""
+    parser = argparse.ArgumentParser(prog="./deploy/test fuzz --")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10 ** 9))
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--only", type=int, help="this request alone, after those of its block before it")
+    options = parser.parse_args()
+    logging.basicConfig(handlers=[logging.NullHandler()], level=logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="kn-fuzz-") as folder, World(Path(folder)) as world:
+        if options.only is not None:
+            return _one(world, options.seed, options.only)
+        return _all(world, options.seed, options.requests)
+
+
+def _one(world: World, seed: int, number: int) -> int:
+    failures = run.one(world, seed, number)
+    for failure in failures:
+        print(failure, failure.logged, sep="\n")
+    if not failures:
+        print(f"Request {number} of seed {seed} is answered as it may be.")
+    return 1 if failures else 0
+
+
+def _all(world: World, seed: int, most: int) -> int:
+    began, kinds = time.monotonic(), Counter[tuple[str, ...]]()
+    print(f"{most} requests over {len(world.operations) + len(world.signed)} operations, seed {seed}", flush=True)
+    for first in range(0, most, EVERY):
+        for failure in run.numbered(world, seed, range(first, min(first + EVERY, most))):
+            kinds[failure.kind] += 1
+            if kinds[failure.kind] == 1 and len(kinds) <= SHOWN:
+                print(f"\n{failure}", flush=True)
+        print(f"{min(first + EVERY, most)} requests, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{kinds.total()} failures of {len(kinds)} kinds")
+    return 1 if kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

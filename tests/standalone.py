@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The services as real processes on free ports over a scratch folder, for trials and tests.
+
+`with running(folder) as cloud:` bootstraps, starts and, at the end, stops them by SIGTERM. Their logs stay in
+the folder. A service that doesn't answer within 30 s raises RuntimeError with the end of its log.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.servers import free_ports
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Where the services listen, the passwords of the users admin and kilonova, and the secret behind hosts' keys."""
+
+    folder: Path
+    identity_port: int
+    image_port: int
+    admin_password: str
+    service_password: str
+    metadata_secret: str
+
+    @property
+    def auth_url(self) -> str:
+        return f"http://127.0.0.1:{self.identity_port}/v3"
+
+    @property
+    def image_url(self) -> str:
+        return f"http://127.0.0.1:{self.image_port}"
+
+    def passwords(self) -> dict[str, str]:
+        """The environment from which the services' commands take the passwords."""
+        return os.environ | {"KILONOVA_ADMIN_PASSWORD": self.admin_password,
+                             "KILONOVA_SERVICE_PASSWORD": self.service_password,
+                             "KILONOVA_METADATA_SECRET": self.metadata_secret}
+
+    def openstack(self, *commands: str, **settings: str) -> list[Any]:
+        """What `commands`, given to one `openstack` process as admin, print as JSON (-f json). `settings` are
+        OS_*.
+
+        Raises RuntimeError with whatever it says on stderr: its interactive mode always ends with status 1.
+        """
+        env = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
+        env |= {"OS_AUTH_URL": self.auth_url, "OS_USERNAME": "admin", "OS_PASSWORD": self.admin_password,
+                "OS_PROJECT_NAME": "admin", "OS_USER_DOMAIN_ID": "default", "OS_PROJECT_DOMAIN_ID": "default",
+                "OS_IDENTITY_API_VERSION": "3", **settings}
+        done = subprocess.run(
+            [Path(sys.executable).with_name("openstack")],
+            input="\n".join(commands),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.stderr.strip():
+            raise RuntimeError(done.stderr)
+        answers, text = [], done.stdout.strip()
+        while text:
+            answer, end = json.JSONDecoder().raw_decode(text)
+            answers.append(answer)
+            text = text[end:].strip()
+        return answers
+
+    def bootstrap(self, **endpoints: str) -> None:
+        """Fill the identity service's database, with the URLs of further services; may be repeated."""
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "deploy.standalone.identity",
+                "bootstrap",
+                "--db",
+                self.folder / "identity.db",
+                "--endpoint",
+                f"identity={self.auth_url}",
+                "--endpoint",
+                f"image={self.image_url}",
+                *(word for name, url in endpoints.items() for word in ("--endpoint", f"{name}={url}")),
+            ],
+            cwd=ROOT,
+            env=self.passwords(),
+            check=True,
+        )
+
+    @contextmanager
+    def identity(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the identity service."""
+        with self._service(
+            "identity", self.identity_port, "--db", str(self.folder / "identity.db")
+        ) as process:
+            yield process
+
+    @contextmanager
+    def image(self, max_megabytes: int = 8, idle_seconds: float = 60) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the image service."""
+        with self._service(
+            "image",
+            self.image_port,
+            "--data",
+            str(self.folder / "image"),
+            "--auth-url",
+            self.auth_url,
+            "--idle-seconds",
+            str(idle_seconds),
+            "--max-megabytes",
+            str(max_megabytes),
+        ) as process:
+            yield process
+
+    @contextmanager
+    def network(self, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the network service on `port`, which `bootstrap` names as the endpoint."""
+        with self._service("network", port, "--db", str(self.folder / "network.db"), "--auth-url", self.auth_url,
+                           *options) as process:
+            yield process
+
+    @contextmanager
+    def _service(self, name: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        log = self.folder / f"{name}.log"
+        command = [sys.executable, "-m", f"deploy.standalone.{name}", "serve", "--bind", f"127.0.0.1:{port}"]
+        with log.open("ab") as output:
+            process = subprocess.Popen([*command, *options], cwd=ROOT, env=self.passwords(), stdout=output,
+                                       stderr=subprocess.STDOUT)
+        try:
+            _await_answer(process, f"http://127.0.0.1:{port}/", log)
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def running(folder: Path, *, with_image: bool) -> Iterator[Cloud]:
+    """A fresh identity service, and image service if asked for, in an empty `folder`."""
+    secret = secrets.token_hex
+    cloud = Cloud(folder, free_ports(1), free_ports(1), secret(12), secret(12), secret(12))
+    cloud.bootstrap()
+    with ExitStack() as stack:
+        stack.enter_context(cloud.identity())
+        if with_image:
+            stack.enter_context(cloud.image())
+        yield cloud
+
+
+def _await_answer(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)      # it says nothing when it begins to listen
+    raise RuntimeError(f"Nothing answers at {url}; the end of {log}:\n{log.read_text()[-2000:]}")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cookies: good for the host and session that they were given to, for a minute or two."""
+from __future__ import annotations
+
+from conductor.sync_cookies import SLOT_SECONDS, SyncCookies
+
+
+class Wall:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_cookie_is_good_for_its_host_and_session_alone() -> None:
+    freshness = SyncCookies("secret")
+    cookie = freshness.cookie("h1", 7)
+    assert freshness.is_fresh("h1", 7, cookie)
+    assert SyncCookies("secret").is_fresh("h1", 7, cookie), "every conductor knows it"
+    assert not freshness.is_fresh("h2", 7, cookie)
+    assert not freshness.is_fresh("h1", 8, cookie)
+    assert not SyncCookies("another").is_fresh("h1", 7, cookie)
+    assert not freshness.is_fresh("h1", 7, "")
+
+
+def test_a_cookie_is_good_for_one_to_two_minutes() -> None:
+    wall = Wall()
+    freshness = SyncCookies("secret", wall)
+    cookie = freshness.cookie("h1", 7)
+    wall.now += 2 * SLOT_SECONDS
+    assert freshness.is_fresh("h1", 7, cookie)
+    wall.now += 2 * SLOT_SECONDS
+    assert not freshness.is_fresh("h1", 7, cookie)
+
+
+def test_conductors_clocks_may_be_half_a_minute_apart() -> None:
+    ahead, behind = Wall(), Wall()
+    ahead.now += SLOT_SECONDS
+    assert SyncCookies("secret", behind).is_fresh("h1", 7, SyncCookies("secret", ahead).cookie("h1", 7))

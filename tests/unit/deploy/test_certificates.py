@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who can read the certificates of a cloud on this machine."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deploy.authority import Authority
+from deploy.certificates import lay_for_qemu
+
+
+def test_qemus_user_reads_its_own_and_nobody_else_any(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = tmp_path / "libvirt-h1"
+        lay_for_qemu(folder, Authority(tmp_path / "tls", "a cloud"), "h1", "192.0.2.1")
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o711
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes == {"ca-cert.pem": 0o640, "server-cert.pem": 0o640, "server-key.pem": 0o640, "client-cert.pem": 0o640,
+                     "client-key.pem": 0o640}
